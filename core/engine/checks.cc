@@ -1,0 +1,140 @@
+#include "engine/checks.h"
+
+#include <algorithm>
+
+#include "math/math.h"
+
+namespace ronde {
+
+std::string Describe(const Request& request) {
+  std::string text(Info(request.op).name);
+  if (!Info(request.op).tensors && request.name.empty()) return text;
+  return text + (request.name.empty() ? " (unnamed)" : " '" + request.name + "'");
+}
+
+namespace {
+
+Result CheckTensor(const Request& request, const TensorRequest& tensor, const std::string& what,
+                   const std::vector<std::unique_ptr<Backend>>& backends) {
+  const OpInfo& op = Info(request.op);
+  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, what + ": " + why); };
+  for (auto dimension : tensor.shape) {
+    if (dimension < 0) return wrong("shape " + ToString(tensor.shape) + " has a negative dimension");
+  }
+  if ((op.ragged || request.op == Op::kReducescatter) && tensor.shape.empty()) {
+    return wrong("a scalar has no first dimension; reshape it to [1]");
+  }
+  if (tensor.input == nullptr && NumElements(tensor.shape) > 0) return wrong("no input memory was given");
+  if (op.reduces) RONDE_RETURN_IF_ERROR(math::CheckReduction(request.reduction, tensor.dtype).Because(what));
+  for (const auto& backend : backends) {
+    if (backend->Supports(request.op, tensor.dtype, request.device)) return Ok();
+  }
+  return wrong("no backend takes " + std::string(Info(tensor.dtype).name) + " tensors on device " +
+               std::to_string(request.device));
+}
+
+Result CheckSplits(const Request& request, std::size_t members, const std::string& what) {
+  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, what + ": " + why); };
+  auto count = static_cast<std::int64_t>(members);
+  if (request.splits.empty()) {
+    for (const auto& tensor : request.tensors) {
+      if (tensor.shape[0] % count != 0) {
+        return wrong("without splits the first dimension (" + std::to_string(tensor.shape[0]) +
+                     ") must be a multiple of the number of members (" + std::to_string(members) + ")");
+      }
+    }
+    return Ok();
+  }
+  if (request.splits.size() != members * request.tensors.size()) {
+    return wrong("splits has " + std::to_string(request.splits.size()) + " entries; it needs one for each of the " +
+                 std::to_string(members) + " members");
+  }
+  for (std::size_t t = 0; t < request.tensors.size(); ++t) {
+    std::int64_t sum = 0;
+    for (std::size_t m = 0; m < members; ++m) {
+      std::int64_t rows = request.splits[t * members + m];
+      if (rows < 0) return wrong("splits has a negative entry (" + std::to_string(rows) + ")");
+      sum += rows;
+    }
+    if (sum != request.tensors[t].shape[0]) {
+      return wrong("splits add up to " + std::to_string(sum) + " rows, but the tensor has " +
+                   std::to_string(request.tensors[t].shape[0]));
+    }
+  }
+  return Ok();
+}
+
+}  // namespace
+
+Result CheckRequest(const Request& request, int rank, const std::vector<int>& members,
+                    const std::vector<std::unique_ptr<Backend>>& backends) {
+  const OpInfo& op = Info(request.op);
+  const std::string what = Describe(request);
+  auto is_member = [&](int r) { return std::binary_search(members.begin(), members.end(), r); };
+  if (!is_member(rank)) {
+    return Result(Code::kArgument, what + ": rank " + std::to_string(rank) + " is not in process set " +
+                                      std::to_string(request.set));
+  }
+  if (op.tensors != !request.tensors.empty()) {
+    return Result(Code::kArgument, what + (op.tensors ? ": no tensor was given" : " takes no tensors"));
+  }
+  if (op.rooted && !is_member(request.root)) {
+    return Result(Code::kArgument, what + ": root rank " + std::to_string(request.root) + " is not in process set " +
+                                      std::to_string(request.set));
+  }
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorRequest& tensor = request.tensors[i];
+    bool group = request.tensors.size() > 1;
+    std::string which = group ? what + " tensor " + std::to_string(i) : what;
+    RONDE_RETURN_IF_ERROR(CheckTensor(request, tensor, which, backends));
+  }
+  if (op.splits) RONDE_RETURN_IF_ERROR(CheckSplits(request, members.size(), what));
+  return Ok();
+}
+
+Definition DefinitionOf(const Request& request) {
+  const OpInfo& op = Info(request.op);
+  Definition definition;
+  definition.op = request.op;
+  definition.set = request.set;
+  definition.name = request.name;
+  definition.device = request.device;
+  definition.ranks = request.ranks;
+  // Fields that mean nothing for an operation stay at their defaults, so that ranks cannot disagree about them.
+  if (op.reduces) {
+    definition.reduction = request.reduction;
+    definition.prescale = request.prescale;
+    definition.postscale = request.postscale;
+  }
+  if (op.rooted) definition.root = request.root;
+  definition.tensors.reserve(request.tensors.size());
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorRequest& tensor = request.tensors[i];
+    TensorSpec spec{tensor.name, tensor.dtype, tensor.shape};
+    if (spec.name.empty() && !request.name.empty()) {
+      spec.name = request.tensors.size() == 1 ? request.name : request.name + "." + std::to_string(i);
+    }
+    if (op.ragged) spec.shape[0] = 0;
+    definition.tensors.push_back(std::move(spec));
+  }
+  return definition;
+}
+
+Values ValuesOf(const Request& request, std::size_t members) {
+  const OpInfo& op = Info(request.op);
+  if (op.splits) {
+    if (!request.splits.empty()) return request.splits;
+    Values values;
+    for (const auto& tensor : request.tensors) {
+      values.insert(values.end(), members, tensor.shape[0] / static_cast<std::int64_t>(members));
+    }
+    return values;
+  }
+  Values values;
+  if (op.ragged) {
+    for (const auto& tensor : request.tensors) values.push_back(tensor.shape[0]);
+  }
+  return values;
+}
+
+}  // namespace ronde

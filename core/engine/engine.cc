@@ -1,0 +1,400 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+
+#include "engine/checks.h"
+#include "engine/executor.h"
+#include "negotiation/negotiator.h"
+#include "transport/tree.h"
+
+namespace ronde {
+namespace {
+
+// How long the control thread polls eagerly after something happened, so that a loop of small operations meets it awake.
+constexpr auto kEagerTime = std::chrono::microseconds(60);
+// How long a lost connection waits for somebody to say why the process died.
+constexpr double kCauseOfDeathSeconds = 0.3;
+// How long a failure of the data plane waits for the control plane to name the dead rank.
+constexpr double kBetterCauseSeconds = 0.5;
+// How long a leaving rank keeps its connections open for its neighbours' answers.
+constexpr double kGoodbyeSeconds = 1;
+
+NegotiatorConfig MakeNegotiatorConfig(const Options& options, const Topology& topology) {
+  Tree tree = BuildTree(topology.host_ids);
+  NegotiatorConfig config;
+  config.rank = topology.rank;
+  config.parent = tree.parent[topology.rank];
+  config.children = tree.children[topology.rank];
+  config.parents = tree.parent;
+  config.host_names = topology.host_names;
+  config.cache_capacity = options.cache_capacity;
+  config.linger = FromSeconds(options.cycle_time_ms / 1000);
+  config.stall_check = !options.stall_check_disable;
+  config.stall_warning = FromSeconds(options.stall_warning_seconds);
+  if (options.stall_abort_seconds >= 0) config.stall_abort = FromSeconds(options.stall_abort_seconds);
+  return config;
+}
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(EngineConfig config)
+      : config_(std::move(config)),
+        topology_(config_.topology),
+        log_(config_.log),
+        mailbox_(std::move(config_.mailbox)),
+        negotiator_(CreateNegotiator(MakeNegotiatorConfig(config_.options, topology_))) {
+    auto everyone = std::make_shared<std::vector<int>>();
+    for (int r = 0; r < topology_.size; ++r) everyone->push_back(r);
+    sets_[kGlobalSet] = std::move(everyone);
+    executor_.emplace(Executor::Config{
+        topology_.rank,
+        FusionLimits{config_.options.fusion_threshold, config_.options.disable_group_fusion},
+        &config_.backends,
+        /*first_chunk=*/0,
+        [this](SetId set, std::uint64_t number) {
+          {
+            std::lock_guard lock(inbox_mutex_);
+            inbox_.finished.emplace_back(set, number);
+          }
+          WakeControl();
+        },
+        [this](const Result& failure) {
+          {
+            std::lock_guard lock(inbox_mutex_);
+            if (inbox_.failure.ok()) inbox_.failure = failure;
+          }
+          WakeControl();
+        }});
+    control_ = std::thread([this] { ControlMain(); });
+  }
+
+  ~EngineImpl() override {
+    Shutdown("");
+    executor_.reset();
+  }
+
+  const Topology& topology() const override { return topology_; }
+  bool has_shared_memory() const override { return config_.segment != nullptr; }
+
+  Result Submit(std::shared_ptr<Operation> operation) override {
+    const Request& request = operation->request();
+    std::shared_ptr<const std::vector<int>> members;
+    {
+      std::lock_guard lock(sets_mutex_);
+      auto set = sets_.find(request.set);
+      if (set == sets_.end()) {
+        return Result(Code::kArgument, Describe(request) + ": there is no process set " + std::to_string(request.set));
+      }
+      members = set->second;
+    }
+    RONDE_RETURN_IF_ERROR(CheckRequest(request, topology_.rank, *members, config_.backends));
+    Submission submission{std::move(operation), DefinitionOf(request), ValuesOf(request, members->size())};
+    {
+      std::lock_guard lock(inbox_mutex_);
+      if (!closed_.ok()) return closed_;
+      inbox_.submissions.push_back(std::move(submission));
+    }
+    WakeControl();
+    return Ok();
+  }
+
+  bool Wait(Operation& operation, Deadline deadline) override {
+    if (operation.done()) return true;
+    BlockedScope scope(*this, operation);
+    return operation.Wait(deadline);
+  }
+
+  Expected<std::vector<int>> Members(SetId set) const override {
+    std::lock_guard lock(sets_mutex_);
+    auto found = sets_.find(set);
+    if (found == sets_.end()) return Result(Code::kArgument, "there is no process set " + std::to_string(set));
+    return *found->second;
+  }
+
+  void Shutdown(const std::string& failure) override {
+    std::lock_guard shutdown_lock(shutdown_mutex_);
+    if (!control_.joinable()) return;
+    {
+      std::lock_guard lock(inbox_mutex_);
+      inbox_.leave = true;
+      if (!failure.empty() && inbox_.failure.ok()) {
+        inbox_.failure = Result(Code::kPeerLost, topology_.Describe(topology_.rank) + " failed: " + failure);
+        inbox_.final_failure = true;
+      }
+      if (closed_.ok()) closed_ = Result(Code::kShutdown, "ronde was shut down on this rank");
+    }
+    WakeControl();
+    control_.join();
+  }
+
+ private:
+  struct Submission {
+    std::shared_ptr<Operation> operation;
+    Definition definition;
+    Values values;
+  };
+  // What other threads hand to the control thread.
+  struct Inbox {
+    std::vector<Submission> submissions;
+    std::vector<std::pair<SetId, std::uint64_t>> finished;
+    Result failure;              // of the executor, or of this rank's program
+    bool final_failure = false;  // of the program: nobody knows a better cause
+    bool leave = false;
+  };
+  // Counts a user's thread as waiting in an operation, for stall reports.
+  class BlockedScope {
+   public:
+    BlockedScope(EngineImpl& engine, Operation& operation) : engine_(engine), operation_(operation) {
+      std::lock_guard lock(engine_.blocked_mutex_);
+      engine_.blocked_.push_back(&operation_);
+    }
+    ~BlockedScope() {
+      std::lock_guard lock(engine_.blocked_mutex_);
+      auto& list = engine_.blocked_;
+      list.erase(std::find(list.begin(), list.end(), &operation_));
+    }
+
+   private:
+    EngineImpl& engine_;
+    Operation& operation_;
+  };
+
+  void WakeControl() {
+    // The control thread sets asleep_ before its last look at the inbox, so one of the two sees the other.
+    if (asleep_.exchange(false)) mailbox_->Ring();
+  }
+
+  BlockedReport Blocked() {
+    std::lock_guard lock(blocked_mutex_);
+    for (Operation* operation : blocked_) {
+      if (!operation->done()) return {true, "waiting in " + Describe(operation->request())};
+    }
+    return {false, "not inside ronde"};
+  }
+
+  // ---- Control thread ----
+
+  void ControlMain() {
+    TimePoint eager_until = Now();
+    while (true) {
+      bool active = RunCycle();
+      if (leaving_ && DoneLeaving()) break;
+      TimePoint now = Now();
+      if (active) {
+        eager_until = now + kEagerTime;
+        continue;
+      }
+      asleep_.store(true);
+      if (InboxHasWork()) {
+        asleep_.store(false);
+        continue;
+      }
+      Deadline wake = std::min(negotiator_->NextWake(), failure_deadline_);
+      if (leaving_) wake = std::min(wake, leave_deadline_);
+      mailbox_->Wait(wake, negotiator_->busy() || now < eager_until);
+      asleep_.store(false);
+    }
+    // The end: whatever is still here ends with the reason why this engine stopped.
+    Result reason;
+    {
+      std::lock_guard lock(inbox_mutex_);
+      reason = closed_;
+    }
+    executor_->Abort(reason);
+    (void)executor_->WaitIdle(After(config_.options.shutdown_timeout));
+    RunCycle();
+    for (auto& [ticket, operation] : tickets_) operation->Complete(reason);
+    tickets_.clear();
+  }
+
+  bool InboxHasWork() {
+    std::lock_guard lock(inbox_mutex_);
+    return !inbox_.submissions.empty() || !inbox_.finished.empty() || (!inbox_.failure.ok() && !failure_seen_) ||
+           (inbox_.leave && !leaving_);
+  }
+
+  // One round: takes in what came, hands out what was decided. Returns whether anything happened.
+  bool RunCycle() {
+    TimePoint now = Now();
+    bool active = TakeInbox(now);
+    Mailbox::Event event;
+    while (mailbox_->Take(&event)) {
+      active = true;
+      if (event.lost.ok()) {
+        negotiator_->Receive(event.peer, event.message, now);
+      } else {
+        PeerEnded(event.peer, event.lost);
+      }
+    }
+    if (now >= failure_deadline_) {  // nobody gave a better cause
+      failure_deadline_ = Deadline::max();
+      negotiator_->Abort(failure_);
+    }
+    if (now >= negotiator_->NextWake()) negotiator_->Tick(now, Blocked());
+    return HandOut() || active;
+  }
+
+  bool TakeInbox(TimePoint now) {
+    std::vector<Submission> submissions;
+    std::vector<std::pair<SetId, std::uint64_t>> finished;
+    bool leave = false;
+    bool failed = false;
+    {
+      std::lock_guard lock(inbox_mutex_);
+      submissions.swap(inbox_.submissions);
+      finished.swap(inbox_.finished);
+      leave = inbox_.leave && !leaving_;
+      if (!inbox_.failure.ok() && !failure_seen_) {
+        failed = failure_seen_ = true;
+        failure_ = inbox_.failure;
+        bool may_improve = failure_.code() == Code::kPeerLost && !inbox_.final_failure;
+        failure_deadline_ = may_improve ? now + FromSeconds(kBetterCauseSeconds) : now;
+      }
+    }
+    for (auto& submission : submissions) {
+      Ticket ticket = ++last_ticket_;
+      tickets_.emplace(ticket, std::move(submission.operation));
+      negotiator_->Submit(ticket, submission.definition, submission.values, now);
+    }
+    for (auto& [set, number] : finished) negotiator_->Finished(set, number, now);
+    if (leave) {
+      leaving_ = true;
+      leave_deadline_ = now + FromSeconds(config_.options.shutdown_timeout);
+    }
+    return !submissions.empty() || !finished.empty() || leave || failed;
+  }
+
+  void PeerEnded(int peer, const Result& lost) {
+    if (negotiator_->HasSaidGoodbye(peer) || aborted_) {
+      negotiator_->Lost(peer, lost, Now());
+      return;
+    }
+    Result cause = lost;
+    if (config_.cause_of_death) {
+      std::string why = config_.cause_of_death(peer, After(kCauseOfDeathSeconds));
+      if (!why.empty()) cause = Result(Code::kPeerLost, topology_.Describe(peer) + " died: " + why);
+    }
+    failure_deadline_ = Deadline::max();
+    negotiator_->Lost(peer, cause, Now());
+  }
+
+  bool HandOut() {
+    Actions actions = negotiator_->Take();
+    for (auto& [level, text] : actions.logs) log_.Write(level, text);
+    for (auto& [peer, message] : actions.messages) mailbox_->Post(peer, message);
+    if (!actions.abort.ok() && !aborted_) {
+      aborted_ = true;
+      log_.Debug("aborting: " + actions.abort.message() + " (" + actions.abort.place() + ")");
+      {
+        std::lock_guard lock(inbox_mutex_);
+        closed_ = actions.abort;
+      }
+      executor_->Abort(actions.abort);
+    }
+    for (auto& batch : actions.batches) Execute(std::move(batch));
+    for (auto& [ticket, result] : actions.failed) {
+      auto found = tickets_.find(ticket);
+      if (found == tickets_.end()) continue;
+      auto operation = std::move(found->second);
+      tickets_.erase(found);
+      operation->Complete(result);
+    }
+    return !actions.messages.empty() || !actions.batches.empty() || !actions.failed.empty();
+  }
+
+  void Execute(Batch batch) {
+    Job job;
+    {
+      std::lock_guard lock(sets_mutex_);
+      auto set = sets_.find(batch.set);
+      if (set != sets_.end()) job.members = set->second;
+      // Sets change in the order of the batches. A set is usable as soon as its batch is here, since all later batches
+      // come later on every rank.
+      for (const auto& entry : batch.entries) {
+        if (!entry.error.ok()) continue;
+        if (entry.definition->op == Op::kAddProcessSet && !entry.existed) {
+          sets_[entry.new_set] = std::make_shared<const std::vector<int>>(entry.definition->ranks);
+        } else if (entry.definition->op == Op::kRemoveProcessSet) {
+          sets_.erase(static_cast<SetId>(entry.definition->ranks.front()));
+        }
+      }
+    }
+    if (!job.members) job.members = std::make_shared<const std::vector<int>>();
+    for (const auto& entry : batch.entries) {
+      std::shared_ptr<Operation> operation;
+      if (auto found = tickets_.find(entry.ticket); found != tickets_.end()) {
+        operation = std::move(found->second);
+        tickets_.erase(found);
+      }
+      job.operations.push_back(std::move(operation));
+    }
+    job.batch = std::move(batch);
+    executor_->Push(std::move(job));
+  }
+
+  // Leaving: let running batches finish, say goodbye, give neighbours a moment to hear it.
+  bool DoneLeaving() {
+    TimePoint now = Now();
+    if (!aborted_ && !said_goodbye_) {
+      if (failure_deadline_ != Deadline::max()) return false;  // an abort is due
+      bool idle = executor_->WaitIdle(now);
+      if (!idle && now < leave_deadline_) {
+        executor_->WaitIdle(now + std::chrono::milliseconds(2));
+        return false;
+      }
+      said_goodbye_ = true;
+      negotiator_->Goodbye(now);
+      HandOut();
+      leave_deadline_ = now + FromSeconds(kGoodbyeSeconds);
+      (void)mailbox_->Flush(leave_deadline_);
+    }
+    if (aborted_) {
+      (void)mailbox_->Flush(now + FromSeconds(kGoodbyeSeconds));
+      return true;
+    }
+    return negotiator_->goodbye_complete() || now >= leave_deadline_;
+  }
+
+  EngineConfig config_;
+  const Topology topology_;
+  const Log log_;
+  std::unique_ptr<Mailbox> mailbox_;  // control thread; Ring from any
+
+  // Control thread.
+  std::unique_ptr<Negotiator> negotiator_;
+  std::unordered_map<Ticket, std::shared_ptr<Operation>> tickets_;
+  Ticket last_ticket_ = 0;
+  bool aborted_ = false;
+  bool failure_seen_ = false;
+  Result failure_;
+  Deadline failure_deadline_ = Deadline::max();
+  bool leaving_ = false;
+  bool said_goodbye_ = false;
+  Deadline leave_deadline_ = Deadline::max();
+
+  std::atomic<bool> asleep_{false};
+  std::mutex inbox_mutex_;  // guards inbox_ and closed_
+  Inbox inbox_;
+  Result closed_;  // not ok: why submissions are refused
+
+  mutable std::mutex sets_mutex_;  // guards sets_
+  std::map<SetId, std::shared_ptr<const std::vector<int>>> sets_;
+
+  std::mutex blocked_mutex_;  // guards blocked_
+  std::vector<Operation*> blocked_;
+
+  std::optional<Executor> executor_;
+  std::mutex shutdown_mutex_;  // one Shutdown at a time
+  std::thread control_;        // last: starts when all else is ready
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::Create(EngineConfig config) { return std::make_unique<EngineImpl>(std::move(config)); }
+
+}  // namespace ronde

@@ -1,0 +1,274 @@
+#include "engine/executor.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace ronde {
+namespace {
+
+// Before it sleeps the thread yields about as long as a round of negotiation takes, for the next job of a busy loop.
+constexpr int kYields = 60;
+
+const DTypeInfo& ElementOf(const Definition& definition, std::size_t tensor) {
+  return Info(definition.tensors[tensor].dtype);
+}
+
+std::int64_t Sum(const std::vector<std::int64_t>& values) {
+  std::int64_t sum = 0;
+  for (auto v : values) sum += v;
+  return sum;
+}
+
+// Shape of this member's result.
+Shape OutputShape(Op op, const FusedTensor& tensor, int member, std::size_t members) {
+  Shape shape = tensor.shape;
+  switch (op) {
+    case Op::kAllgather: shape[0] = Sum(tensor.rows); break;
+    case Op::kAlltoall: {
+      shape[0] = 0;
+      for (std::size_t source = 0; source < members; ++source) shape[0] += tensor.rows[source * members + member];
+      break;
+    }
+    case Op::kReducescatter: {
+      auto count = static_cast<std::int64_t>(members);
+      shape[0] = shape[0] / count + (member < shape[0] % count ? 1 : 0);
+      break;
+    }
+    default: break;
+  }
+  return shape;
+}
+
+}  // namespace
+
+Executor::Executor(Config config)
+    : config_(std::move(config)), next_chunk_(config_.first_chunk), thread_([this] { Main(); }) {}
+
+Executor::~Executor() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void Executor::Push(Job job) {
+  std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(job));
+  pending_.fetch_add(1, std::memory_order_release);
+  if (sleeping_) changed_.notify_all();
+}
+
+void Executor::Abort(const Result& cause) {
+  {
+    std::lock_guard lock(mutex_);
+    if (abort_.ok()) abort_ = cause;
+  }
+  for (auto& backend : *config_.backends) backend->Abort(cause);
+}
+
+bool Executor::WaitIdle(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline, [this] { return queue_.empty() && !running_; });
+}
+
+Result Executor::abort_cause() {
+  std::lock_guard lock(mutex_);
+  return abort_;
+}
+
+void Executor::Main() {
+  Job job;
+  while (Pop(&job)) {
+    Run(job);
+    job = Job{};
+  }
+}
+
+bool Executor::Pop(Job* job) {
+  {
+    std::lock_guard lock(mutex_);
+    running_ = false;
+    if (queue_.empty()) changed_.notify_all();  // WaitIdle
+  }
+  for (int i = 0; i < kYields && pending_.load(std::memory_order_acquire) == 0; ++i) sched_yield();
+  std::unique_lock lock(mutex_);
+  sleeping_ = true;
+  changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // idle; Push and the destructor wake it
+  sleeping_ = false;
+  if (queue_.empty()) return false;
+  *job = std::move(queue_.front());
+  queue_.pop_front();
+  pending_.fetch_sub(1, std::memory_order_relaxed);
+  running_ = true;
+  return true;
+}
+
+void Executor::Run(Job& job) {
+  const auto& entries = job.batch.entries;
+  Plan plan = PlanFusion(job.batch, config_.limits, job.members->size());
+  open_tensors_.assign(entries.size(), 0);
+  for (const auto& list : plan) {
+    for (const auto& planned : list) ++open_tensors_[planned.entry];
+  }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    if (auto& operation = job.operations[i]) {
+      operation->outputs.resize(operation->request().tensors.size());
+      if (entry.definition->op == Op::kJoin) operation->value = entry.last_joined;
+      if (entry.definition->op == Op::kAddProcessSet) {
+        operation->value = entry.new_set;
+        operation->flag = entry.existed;
+      }
+    }
+    if (open_tensors_[i] == 0) End(job, i, entry.error);
+  }
+  for (const auto& list : plan) RunList(job, list);
+  scratch_.clear();
+  if (!job.members->empty() && job.members->front() == config_.rank) {
+    config_.finished(job.batch.set, job.batch.number);
+  }
+}
+
+void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
+  const AgreedEntry& first = job.batch.entries[list.front().entry];
+  const Definition& definition = *first.definition;
+  const auto& members = *job.members;
+  auto here = std::find(members.begin(), members.end(), config_.rank);
+  int member = here == members.end() ? -1 : static_cast<int>(here - members.begin());
+
+  FusedOperation fused;
+  fused.op = definition.op;
+  fused.dtype = definition.tensors[list.front().tensor].dtype;
+  fused.reduction = definition.reduction;
+  fused.prescale = definition.prescale;
+  fused.postscale = definition.postscale;
+  fused.device = definition.device;
+  fused.root = definition.root;
+  fused.members = members;
+  fused.joined.resize(members.size());
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    fused.joined[m] = std::find(first.joined.begin(), first.joined.end(), members[m]) != first.joined.end();
+  }
+  for (const auto& planned : list) fused.tensors.push_back(Prepare(job, planned, member));
+
+  Backend* backend = nullptr;
+  for (auto& candidate : *config_.backends) {
+    if (candidate->Supports(fused.op, fused.dtype, fused.device)) {
+      backend = candidate.get();
+      break;
+    }
+  }
+  Result result;
+  if (backend == nullptr) {  // Submit checks its own rank's; a set's members have the same backends
+    result = Result(Code::kInternal, "no backend runs " + std::string(Info(fused.op).name) + " of " +
+                                        std::string(Info(fused.dtype).name));
+    config_.failed(result);
+  } else {
+    fused.first_chunk = next_chunk_;
+    next_chunk_ += backend->Chunks(fused);
+    result = abort_cause();
+    if (result.ok() && member >= 0) {
+      // Backends that run on a device may end later; this thread waits, so that jobs end in order.
+      std::mutex mutex;
+      std::condition_variable ended;
+      bool done = false;
+      backend->Run(fused, [&](Result end) {
+        std::lock_guard lock(mutex);
+        result = std::move(end);
+        done = true;
+        ended.notify_all();
+      });
+      std::unique_lock lock(mutex);
+      ended.wait(lock, [&] { return done; });  // limited by Backend::Abort, after which `done` fires
+    }
+    if (!result.ok()) {
+      if (Result cause = abort_cause(); !cause.ok()) {
+        result = cause;
+      } else {
+        config_.failed(result);
+        // The control thread may know the reason better (which process died, by which signal): its abort is what
+        // everybody's errors say.
+        std::unique_lock lock(mutex_);
+        changed_.wait_until(lock, After(2), [this] { return !abort_.ok(); });
+        if (!abort_.ok()) result = abort_;
+      }
+    }
+  }
+  for (const auto& planned : list) {
+    if (!result.ok()) {
+      // One failed tensor fails its whole entry; its other tensors still count down.
+      if (open_tensors_[planned.entry] > 0) {
+        open_tensors_[planned.entry] = 0;
+        End(job, planned.entry, result);
+      }
+    } else if (open_tensors_[planned.entry] > 0 && --open_tensors_[planned.entry] == 0) {
+      End(job, planned.entry, Ok());
+    }
+  }
+}
+
+FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member) {
+  const AgreedEntry& entry = job.batch.entries[planned.entry];
+  const Definition& definition = *entry.definition;
+  const std::size_t members = job.members->size();
+  const OpInfo& op = Info(definition.op);
+  FusedTensor tensor;
+  tensor.shape = definition.tensors[planned.tensor].shape;
+  if (definition.op == Op::kAllgather) {
+    for (const auto& values : entry.values) tensor.rows.push_back(values[planned.tensor]);
+  } else if (op.splits) {
+    for (const auto& values : entry.values) {
+      auto begin = values.begin() + static_cast<std::ptrdiff_t>(planned.tensor * members);
+      tensor.rows.insert(tensor.rows.end(), begin, begin + static_cast<std::ptrdiff_t>(members));
+    }
+  }
+  if (member < 0) return tensor;
+  if (definition.op == Op::kAllgather) {
+    tensor.shape[0] = tensor.rows[member];
+  } else if (op.splits) {
+    for (std::size_t d = 0; d < members; ++d) tensor.shape[0] += tensor.rows[member * members + d];
+  }
+
+  auto& operation = job.operations[planned.entry];
+  if (!operation) return tensor;  // joined: no memory, the neutral element
+  const TensorRequest& request = operation->request().tensors[planned.tensor];
+  Operation::Output& output = operation->outputs[planned.tensor];
+  output.shape = OutputShape(definition.op, tensor, member, members);
+  if (op.splits) {
+    for (std::size_t s = 0; s < members; ++s) output.received_splits.push_back(tensor.rows[s * members + member]);
+  }
+  std::size_t bytes = static_cast<std::size_t>(NumElements(output.shape)) * ElementOf(definition, planned.tensor).size;
+  output.data = request.output;
+  if (output.data == nullptr && operation->request().allocate) {
+    output.data = operation->request().allocate(static_cast<std::uint32_t>(planned.tensor), output.shape);
+    if (output.data == nullptr && bytes > 0) {
+      // The others run it, so this rank takes part with memory of its own; its user gets the error.
+      operation->flag = true;
+      scratch_.emplace_back(new std::byte[bytes]);
+      output.data = scratch_.back().get();
+    }
+  } else if (output.data == nullptr) {
+    output.owned.reset(new std::byte[std::max<std::size_t>(bytes, 1)]);
+    output.data = output.owned.get();
+  }
+  tensor.input = request.input;
+  tensor.output = output.data;
+  return tensor;
+}
+
+void Executor::End(Job& job, std::size_t entry, const Result& result) {
+  auto operation = std::move(job.operations[entry]);
+  if (!operation) return;
+  if (result.ok() && operation->request().allocate && operation->flag) {
+    operation->Complete(Result(Code::kArgument, std::string(Info(operation->request().op).name) + " '" +
+                                                   operation->request().name + "': no memory was given for an output"));
+    return;
+  }
+  operation->Complete(result);
+}
+
+}  // namespace ronde

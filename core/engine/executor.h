@@ -1,0 +1,75 @@
+// Runs batches in their order on a thread of its own: plans fusion, finds output memory, calls the backend, ends the
+// operations.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backends/backend.h"
+#include "base/log.h"
+#include "engine/operation.h"
+#include "negotiation/fusion.h"
+
+namespace ronde {
+
+// A batch with all that this rank needs to run it.
+struct Job {
+  Batch batch;
+  std::shared_ptr<const std::vector<int>> members;  // of the batch's set, ascending
+  std::vector<std::shared_ptr<Operation>> operations;  // by entry; null where nothing was submitted here
+};
+
+class Executor {
+ public:
+  struct Config {
+    int rank = 0;
+    FusionLimits limits;
+    std::vector<std::unique_ptr<Backend>>* backends = nullptr;  // owned by the engine, outlives the executor
+    std::uint64_t first_chunk = 0;                              // tests start near 2^32
+    // Called on the executor thread after the last operation of a batch has ended.
+    std::function<void(SetId set, std::uint64_t number)> finished;
+    // A backend failed: ranks may now disagree about what ran, so the engine must abort.
+    std::function<void(const Result&)> failed;
+  };
+
+  explicit Executor(Config config);
+  ~Executor();  // runs out the queue, then ends the thread
+
+  void Push(Job job);
+  // Any thread: every queued and later job ends with the cause, the running one as soon as its waits notice.
+  void Abort(const Result& cause);
+  // False: the deadline passed with jobs still running.
+  bool WaitIdle(Deadline deadline);
+
+ private:
+  void Main();
+  bool Pop(Job* job);
+  void Run(Job& job);
+  void RunList(Job& job, const std::vector<PlannedTensor>& list);
+  FusedTensor Prepare(Job& job, const PlannedTensor& planned, int member);
+  void End(Job& job, std::size_t entry, const Result& result);
+  Result abort_cause();
+
+  Config config_;
+  std::uint64_t next_chunk_;  // executor thread
+  std::vector<int> open_tensors_;  // executor thread: of the running job, by entry: tensors not yet run
+  std::vector<std::unique_ptr<std::byte[]>> scratch_;  // executor thread: stands in for memory a user did not give
+  std::atomic<int> pending_{0};  // queued jobs, for polling without the mutex
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::deque<Job> queue_;
+  bool running_ = false;
+  bool stop_ = false;
+  bool sleeping_ = false;
+  Result abort_;
+  std::thread thread_;  // last: starts when all else is ready
+};
+
+}  // namespace ronde
