@@ -1,0 +1,88 @@
+"""The collectives on torch tensors. Each is described in ronde._api."""
+
+from typing import Optional
+
+import torch
+
+from ronde._api import make_api
+from ronde.basics import (  # noqa: F401
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ronde.process_sets import (  # noqa: F401
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from ronde.torch._frontend import TorchFrontend
+from ronde.torch._sparse import SparseAllreduce
+
+api = make_api(TorchFrontend())
+
+allreduce = api.allreduce
+allreduce_ = api.allreduce_
+allreduce_async = api.allreduce_async
+allreduce_async_ = api.allreduce_async_
+grouped_allreduce = api.grouped_allreduce
+grouped_allreduce_ = api.grouped_allreduce_
+grouped_allreduce_async = api.grouped_allreduce_async
+grouped_allreduce_async_ = api.grouped_allreduce_async_
+allgather = api.allgather
+allgather_async = api.allgather_async
+grouped_allgather = api.grouped_allgather
+grouped_allgather_async = api.grouped_allgather_async
+broadcast = api.broadcast
+broadcast_ = api.broadcast_
+broadcast_async = api.broadcast_async
+broadcast_async_ = api.broadcast_async_
+alltoall = api.alltoall
+alltoall_async = api.alltoall_async
+reducescatter = api.reducescatter
+reducescatter_async = api.reducescatter_async
+grouped_reducescatter = api.grouped_reducescatter
+grouped_reducescatter_async = api.grouped_reducescatter_async
+join = api.join
+barrier = api.barrier
+poll = api.poll
+synchronize = api.synchronize
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    op: Optional[int] = None,
+    process_set: ProcessSet = global_process_set,
+) -> SparseAllreduce:
+    """Starts an allreduce (Average or Sum) of a sparse COO tensor; synchronize() gives a coalesced one.
+
+    Ranks may have different rows; equal rows are merged before they are sent, and when the ranks have so many rows that
+    a dense tensor is smaller, that is sent instead.
+    """
+    return SparseAllreduce(api, tensor, name, Average if op is None else op, process_set)

@@ -1,0 +1,258 @@
+#include <algorithm>
+#include <mutex>
+
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+#include "backends/host/factory.h"
+#include "collectives/segment_collectives.h"
+#include "collectives/transport_collectives.h"
+#include "math/math.h"
+
+namespace ronde {
+namespace {
+
+// Plain IEEE arithmetic on a borrowed thread: frameworks flush denormals on theirs. Restores what it found.
+class PlainArithmetic {
+ public:
+#if defined(__SSE__)
+  PlainArithmetic() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~PlainArithmetic() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+std::size_t RowBytes(const FusedOperation& operation, const FusedTensor& tensor) {
+  return static_cast<std::size_t>(RowElements(tensor.shape)) * Info(operation.dtype).size;
+}
+std::size_t TensorBytes(const FusedOperation& operation, const FusedTensor& tensor) {
+  return static_cast<std::size_t>(NumElements(tensor.shape)) * Info(operation.dtype).size;
+}
+// Null stays null, whatever the offset.
+const void* At(const void* base, std::size_t offset) {
+  return base ? static_cast<const std::byte*>(base) + offset : nullptr;
+}
+void* At(void* base, std::size_t offset) { return base ? static_cast<std::byte*>(base) + offset : nullptr; }
+
+// Rows of a reducescatter's member: as even as possible, the first ones get one more.
+struct Rows {
+  std::size_t begin, count;
+};
+Rows RowsOf(std::int64_t total, std::size_t member, std::size_t members) {
+  auto all = static_cast<std::size_t>(total);
+  std::size_t base = all / members, rest = all % members;
+  return {member * base + std::min(member, rest), base + (member < rest ? 1 : 0)};
+}
+
+Stream Whole(const FusedOperation& operation) {
+  Stream stream;
+  for (const auto& t : operation.tensors) stream.Add(t.input, t.output, TensorBytes(operation, t));
+  return stream;
+}
+
+std::vector<Stream> GatherStreams(const FusedOperation& operation, int me) {
+  const std::size_t members = operation.members.size();
+  std::vector<Stream> streams(members);
+  for (const auto& t : operation.tensors) {
+    std::size_t row = RowBytes(operation, t), offset = 0;
+    for (std::size_t m = 0; m < members; ++m) {
+      std::size_t bytes = static_cast<std::size_t>(t.rows[m]) * row;
+      streams[m].Add(static_cast<int>(m) == me ? t.input : nullptr, At(t.output, offset), bytes);
+      offset += bytes;
+    }
+  }
+  return streams;
+}
+
+std::vector<Stream> ShardStreams(const FusedOperation& operation, int me) {
+  const std::size_t members = operation.members.size();
+  std::vector<Stream> streams(members);
+  for (const auto& t : operation.tensors) {
+    std::size_t row = RowBytes(operation, t);
+    for (std::size_t m = 0; m < members; ++m) {
+      Rows rows = RowsOf(t.shape[0], m, members);
+      streams[m].Add(At(t.input, rows.begin * row), static_cast<int>(m) == me ? t.output : nullptr, rows.count * row);
+    }
+  }
+  return streams;
+}
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(const HostBackendConfig& config) : config_(config) {
+    config_.chunk_bytes = config_.chunk_bytes / 64 * 64;
+    if (config_.segment != nullptr) slots_.emplace(*config_.segment, config_.chunk_bytes);
+  }
+
+  bool Supports(Op op, DType, int device) const override { return device == kHostDevice && Info(op).tensors; }
+
+  std::uint64_t Chunks(const FusedOperation& operation) const override {
+    const std::size_t members = operation.members.size();
+    if (members == 0) return 1;  // a removed set
+    const std::size_t chunk = config_.chunk_bytes;
+    switch (operation.op) {
+      case Op::kAllgather: {
+        std::size_t longest = 0;
+        for (std::size_t m = 0; m < members; ++m) {
+          std::size_t bytes = 0;
+          for (const auto& t : operation.tensors) bytes += static_cast<std::size_t>(t.rows[m]) * RowBytes(operation, t);
+          longest = std::max(longest, bytes);
+        }
+        return StreamChunks(longest, chunk);
+      }
+      case Op::kAlltoall: return StreamChunks(LongestSent(operation), chunk);
+      case Op::kReducescatter: {
+        std::size_t largest = 0;  // member 0 has the most rows of every tensor
+        for (const auto& t : operation.tensors) {
+          largest += RowsOf(t.shape[0], 0, members).count * RowBytes(operation, t);
+        }
+        return ReducescatterChunks(largest, chunk, static_cast<int>(members));
+      }
+      default: {
+        std::size_t bytes = 0;
+        for (const auto& t : operation.tensors) bytes += TensorBytes(operation, t);
+        return StreamChunks(bytes, chunk);
+      }
+    }
+  }
+
+  void Run(const FusedOperation& operation, std::function<void(Result)> done) override {
+    Result cause;
+    {
+      std::lock_guard lock(mutex_);
+      cause = abort_;
+    }
+    PlainArithmetic plain;
+    done(cause.ok() ? RunNow(operation) : cause);
+  }
+
+  void Abort(const Result& cause) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (abort_.ok()) abort_ = cause;
+    }
+    if (config_.segment != nullptr) config_.segment->Abort(cause);
+    if (config_.transport != nullptr) config_.transport->Abort(cause);
+  }
+
+ private:
+  static std::size_t LongestSent(const FusedOperation& operation) {
+    const std::size_t members = operation.members.size();
+    std::size_t longest = 0;
+    for (const auto& t : operation.tensors) {
+      for (std::size_t s = 0; s < members; ++s) {
+        std::size_t rows = 0;
+        for (std::size_t d = 0; d < members; ++d) rows += static_cast<std::size_t>(t.rows[s * members + d]);
+        longest = std::max(longest, rows * RowBytes(operation, t));
+      }
+    }
+    return longest;
+  }
+
+  bool InSegment(const std::vector<int>& members, int* rank) const {
+    if (config_.segment == nullptr) return false;
+    *rank = config_.segment->rank();
+    const auto& ranks = config_.segment->ranks();
+    return std::includes(ranks.begin(), ranks.end(), members.begin(), members.end());
+  }
+
+  Result RunNow(const FusedOperation& operation) {
+    Group group;
+    group.members = operation.members;
+    group.joined = operation.joined;
+    int rank = 0;
+    const bool shared = InSegment(operation.members, &rank);
+    if (!shared && config_.transport != nullptr) rank = config_.transport->rank();
+    auto here = std::find(group.members.begin(), group.members.end(), rank);
+    if (group.size() > 1 && !shared && config_.transport == nullptr) {
+      return Result(Code::kInternal, "the host backend has neither memory nor a transport that all members share");
+    }
+    group.me = group.size() == 1 ? 0 : static_cast<int>(here - group.members.begin());
+
+    math::ReduceSpec spec;
+    spec.reduction = operation.reduction;
+    spec.dtype = operation.dtype;
+    spec.prescale = operation.prescale;
+    spec.postscale = operation.postscale;
+    spec.divisor = group.size();
+    if (Info(operation.op).reduces) RONDE_RETURN_IF_ERROR(math::CheckReduction(spec.reduction, spec.dtype));
+    if (group.size() == 1) return Alone(operation, spec);
+    if (shared) return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds},
+                             operation, group, spec);
+    return RunOn(TransportCall{*config_.transport, operation.first_chunk << 8, group, config_.wait_seconds}, operation,
+                 group, spec);
+  }
+
+  // One member: scales apply, nothing moves.
+  static Result Alone(const FusedOperation& operation, const math::ReduceSpec& spec) {
+    for (const auto& t : operation.tensors) {
+      if (t.input == nullptr || t.output == nullptr) continue;
+      std::size_t bytes = TensorBytes(operation, t);
+      if (Info(operation.op).reduces) {
+        const void* source[] = {t.input};
+        math::Reduce(spec, source, t.output, nullptr, bytes / Info(operation.dtype).size);
+      } else if (t.input != t.output) {
+        math::Copy(t.output, t.input, bytes);
+      }
+    }
+    return Ok();
+  }
+
+  template <class Call>
+  Result RunOn(const Call& call, const FusedOperation& operation, const Group& group, const math::ReduceSpec& spec) {
+    switch (operation.op) {
+      case Op::kAllreduce: return Allreduce(call, spec, Whole(operation));
+      case Op::kBroadcast: {
+        auto root = std::find(group.members.begin(), group.members.end(), operation.root);
+        return Broadcast(call, static_cast<int>(root - group.members.begin()), Whole(operation));
+      }
+      case Op::kAllgather: return Allgather(call, GatherStreams(operation, group.me));
+      case Op::kReducescatter: return Reducescatter(call, spec, ShardStreams(operation, group.me));
+      case Op::kAlltoall: return Exchange(call, operation, group);
+      default: return Result(Code::kInternal, "not an operation of the host backend");
+    }
+  }
+
+  // Alltoall is never fused, so there is one tensor.
+  template <class Call>
+  Result Exchange(const Call& call, const FusedOperation& operation, const Group& group) {
+    const FusedTensor& t = operation.tensors.front();
+    const std::size_t members = group.members.size(), me = static_cast<std::size_t>(group.me);
+    const std::size_t row = RowBytes(operation, t);
+    std::vector<Stream> sent(members), received(members);
+    std::vector<std::size_t> offsets(members);
+    std::size_t out = 0, in = 0;
+    for (std::size_t m = 0; m < members; ++m) {
+      std::size_t to = static_cast<std::size_t>(t.rows[me * members + m]) * row;
+      sent[m].Add(At(t.input, out), nullptr, to);
+      out += to;
+      std::size_t from = static_cast<std::size_t>(t.rows[m * members + me]) * row;
+      received[m].Add(nullptr, At(t.output, in), from);
+      in += from;
+      for (std::size_t d = 0; d < me; ++d) offsets[m] += static_cast<std::size_t>(t.rows[m * members + d]) * row;
+    }
+    if constexpr (std::is_same_v<Call, SegmentCall>) {
+      Stream all;
+      all.Add(t.input, nullptr, out);
+      return Alltoall(call, all, received, offsets, LongestSent(operation));
+    } else {
+      return Alltoall(call, sent, received);
+    }
+  }
+
+  HostBackendConfig config_;
+  std::optional<SlotRing> slots_;
+  std::mutex mutex_;  // guards abort_
+  Result abort_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateHostBackend(const HostBackendConfig& config) {
+  return std::make_unique<HostBackend>(config);
+}
+
+}  // namespace ronde

@@ -1,0 +1,234 @@
+// Waiting between processes: a waiter yields a few times, registers in the word's sleeper count and sleeps on a futex in
+// the shared page; the publisher stores first and looks for sleepers second (both sequentially consistent), so one of
+// the two always sees the other.
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <mutex>
+
+#include "transport/shm/factory.h"
+
+namespace ronde {
+namespace {
+
+constexpr int kSpins = 2000;
+constexpr int kYields = 20;
+// An abort cannot wake a thread that is about to sleep on a peer's word without a lock that spans processes, so sleeps
+// are cut into slices of this length. Waits this long are rare: a slice costs nothing then.
+constexpr auto kSlice = std::chrono::milliseconds(20);
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+struct alignas(128) Counter {
+  std::atomic<std::uint64_t> count;
+  std::atomic<std::uint32_t> sleepers;
+};
+struct Header {
+  Counter counters[Segment::kNumStages];
+};
+constexpr std::size_t kHeaderBytes = 4096;
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+Result SystemError(const std::string& what) {
+  return Result(Code::kTransport, what + ": " + std::strerror(errno));
+}
+
+// The word that a futex sleeps on: the low half of the count.
+std::uint32_t* FutexWord(Counter& counter) {
+  auto* word = reinterpret_cast<std::uint32_t*>(&counter.count);
+  return word + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 1 : 0);
+}
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept { std::swap(base_, other.base_), std::swap(bytes_, other.bytes_); }
+  ~Mapping() {
+    if (base_ != nullptr) munmap(base_, bytes_);
+  }
+  // The header is writable for everybody (sleeper counts), the ring only for its owner.
+  Result Map(int descriptor, std::size_t ring_bytes, bool own) {
+    bytes_ = kHeaderBytes + ring_bytes;
+    void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (base == MAP_FAILED) return SystemError("cannot map shared memory");
+    base_ = static_cast<std::byte*>(base);
+    // A forked child must not hold on to, or write into, the rings of a job it is not part of.
+    if (madvise(base_, bytes_, MADV_DONTFORK) != 0) return SystemError("cannot keep shared memory from children");
+    if (!own && mprotect(base_ + kHeaderBytes, ring_bytes, PROT_READ) != 0) {
+      return SystemError("cannot protect shared memory");
+    }
+    return Ok();
+  }
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  std::byte* ring() const { return base_ + kHeaderBytes; }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+class ShmPart {
+ public:
+  explicit ShmPart(const ShmConfig& config) : config(config) {}
+  ~ShmPart() {
+    if (descriptor >= 0) close(descriptor);
+  }
+  const ShmConfig config;
+  int descriptor = -1;
+  Mapping mapping;
+};
+
+Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
+  auto part = std::make_shared<ShmPart>(config);
+  std::size_t bytes = kHeaderBytes + config.ring_bytes;
+  std::string where = "a memfd";
+  if (config.use_memfd) part->descriptor = memfd_create("ronde", MFD_CLOEXEC);
+  if (part->descriptor < 0) {
+    std::string path = "/dev/shm/ronde-" + config.name;
+    where = path;
+    part->descriptor = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (part->descriptor < 0) return SystemError("cannot create " + path);
+    // Neighbours get the descriptor, so the name can go at once: nothing stays after a kill.
+    unlink(path.c_str());
+  }
+  // Room first: a store into a full file system would be a bus error.
+  int error = posix_fallocate(part->descriptor, 0, static_cast<off_t>(bytes));
+  if (error != 0) {
+    errno = error;
+    return SystemError("no room for " + std::to_string(bytes) + " bytes of shared memory in " + where);
+  }
+  RONDE_RETURN_IF_ERROR(part->mapping.Map(part->descriptor, config.ring_bytes, /*own=*/true));
+  new (&part->mapping.header()) Header{};
+  return part;
+}
+
+int ShmDescriptor(const ShmPart& part) { return part.descriptor; }
+
+namespace {
+
+class ShmSegment final : public Segment {
+ public:
+  ShmSegment(std::shared_ptr<ShmPart> own, std::vector<int> ranks) : own_(std::move(own)), ranks_(std::move(ranks)) {}
+
+  Result MapPeers(const std::vector<int>& descriptors) {
+    maps_.resize(ranks_.back() + 1, nullptr);
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (ranks_[i] == rank()) {
+        maps_[ranks_[i]] = &own_->mapping;
+        continue;
+      }
+      struct stat status {};
+      if (fstat(descriptors[i], &status) != 0) return SystemError("cannot look at a neighbour's shared memory");
+      if (static_cast<std::size_t>(status.st_size) < kHeaderBytes + ring_bytes()) {
+        return Result(Code::kTransport, "rank " + std::to_string(ranks_[i]) + "'s shared memory is too small");
+      }
+      peers_.push_back(std::make_unique<Mapping>());
+      RONDE_RETURN_IF_ERROR(peers_.back()->Map(descriptors[i], ring_bytes(), /*own=*/false));
+      maps_[ranks_[i]] = peers_.back().get();
+    }
+    return Ok();
+  }
+
+  const std::vector<int>& ranks() const override { return ranks_; }
+  int rank() const override { return own_->config.rank; }
+  std::size_t ring_bytes() const override { return own_->config.ring_bytes; }
+  std::byte* Peer(int rank) const override { return maps_[rank]->ring(); }
+
+  void Publish(Stage stage, std::uint64_t count) override {
+    Counter& counter = own_->mapping.header().counters[stage];
+    counter.count.exchange(count);
+    if (counter.sleepers.load() != 0) {
+      syscall(SYS_futex, FutexWord(counter), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+  }
+
+  Result Await(int peer, Stage stage, std::uint64_t count, Deadline deadline) override {
+    Counter& counter = maps_[peer]->header().counters[stage];
+    auto reached = [&] { return counter.count.load(std::memory_order_acquire) >= count; };
+    if (reached()) return Ok();
+    for (int i = 0; own_->config.spin && i < kSpins; ++i) {
+      Pause();
+      if (reached()) return Ok();
+    }
+    for (int i = 0; i < kYields; ++i) {
+      sched_yield();
+      if (reached()) return Ok();
+    }
+    counter.sleepers.fetch_add(1);
+    Result result = Sleep(counter, peer, stage, count, deadline);
+    counter.sleepers.fetch_sub(1);
+    return result;
+  }
+
+  void Abort(const Result& cause) override {
+    std::lock_guard lock(mutex_);
+    if (aborted_.load()) return;
+    cause_ = cause;
+    aborted_.store(true);
+    // A waiter sleeps on a neighbour's word; waking it there only costs other waiters a second look.
+    for (Mapping* map : maps_) {
+      if (map == nullptr) continue;
+      for (Counter& counter : map->header().counters) {
+        syscall(SYS_futex, FutexWord(counter), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+      }
+    }
+  }
+
+ private:
+  Result Sleep(Counter& counter, int peer, Stage stage, std::uint64_t count, Deadline deadline) {
+    while (true) {
+      std::uint64_t seen = counter.count.load();
+      if (seen >= count) return Ok();
+      if (aborted_.load()) {
+        std::lock_guard lock(mutex_);
+        return cause_;
+      }
+      TimePoint now = Now();
+      if (now >= deadline) {
+        static constexpr const char* kStageNames[] = {"packed", "reduced", "read"};
+        return Result(Code::kTimeout, "rank " + std::to_string(peer) + " has " + kStageNames[stage] + " " +
+                                          std::to_string(seen) + " chunks, not " + std::to_string(count) + ", in time");
+      }
+      auto slice = std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<Duration>(deadline - now, kSlice));
+      timespec limit{0, static_cast<long>(slice.count())};
+      syscall(SYS_futex, FutexWord(counter), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &limit, nullptr, 0);
+    }
+  }
+
+  std::shared_ptr<ShmPart> own_;
+  std::vector<int> ranks_;
+  std::vector<std::unique_ptr<Mapping>> peers_;
+  std::vector<Mapping*> maps_;  // by job rank; null: not on this host
+  std::atomic<bool> aborted_{false};
+  std::mutex mutex_;  // guards cause_
+  Result cause_;
+};
+
+}  // namespace
+
+Expected<std::unique_ptr<Segment>> CreateShmSegment(std::shared_ptr<ShmPart> own, const std::vector<int>& ranks,
+                                                    const std::vector<int>& descriptors) {
+  auto segment = std::make_unique<ShmSegment>(std::move(own), ranks);
+  RONDE_RETURN_IF_ERROR(segment->MapPeers(descriptors));
+  return std::unique_ptr<Segment>(std::move(segment));
+}
+
+}  // namespace ronde

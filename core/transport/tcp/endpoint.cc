@@ -1,0 +1,269 @@
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+#include <poll.h>
+
+#include "net/hmac.h"
+#include "transport/shm/factory.h"
+#include "transport/tcp/sockets.h"
+#include "transport/tree.h"
+
+namespace ronde {
+
+std::string HostId() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  for (const char* space : {"net", "ipc", "user"}) {
+    struct stat status {};
+    if (stat((std::string("/proc/self/ns/") + space).c_str(), &status) == 0) id += "-" + std::to_string(status.st_ino);
+  }
+  return id;
+}
+
+namespace {
+
+constexpr std::size_t kNoteLimit = 4096;
+
+// Spinning pays only if nobody else needs the core: two threads of every local rank may be awake at a time.
+bool MaySpin(std::size_t local_ranks) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return false;
+  auto available = static_cast<double>(CPU_COUNT(&cores));
+  std::string quota;
+  double period = 0;
+  if (std::ifstream limit("/sys/fs/cgroup/cpu.max"); limit >> quota >> period && quota != "max" && period > 0) {
+    available = std::min(available, std::stod(quota) / period);
+  }
+  return available >= 2.0 * static_cast<double>(local_ranks);
+}
+
+class EndpointImpl final : public Endpoint {
+ public:
+  EndpointImpl(std::shared_ptr<Meeting> meeting, PeerInfo own) : meeting_(std::move(meeting)), own_(std::move(own)) {}
+
+  std::string blob() const override { return own_.Encode(); }
+
+  Expected<Connections> Connect(const std::vector<std::string>& blobs, Deadline deadline) override {
+    RONDE_RETURN_IF_ERROR(ReadBlobs(blobs));
+    Connections made;
+    for (const auto& peer : meeting_->peers) {
+      made.host_ids.push_back(peer.host_id);
+      made.host_names.push_back(peer.host_name);
+    }
+    made.job_options = meeting_->peers[0].job_options;
+
+    Tree tree = BuildTree(made.host_ids);
+    std::map<int, Fd> sockets;
+    RONDE_RETURN_IF_ERROR(MeetTree(tree, deadline, &sockets));
+    auto segment = ShareMemory(tree, sockets, deadline);
+    if (!segment.ok()) return segment.error();
+    made.segment = std::move(segment.value());
+    made.mailbox = CreateSocketMailbox(meeting_, std::move(sockets));
+    made.transport = CreateSocketTransport(meeting_);
+    return made;
+  }
+
+ private:
+  int rank() const { return meeting_->config.rank; }
+
+  Result ReadBlobs(const std::vector<std::string>& blobs) {
+    if (static_cast<int>(blobs.size()) != meeting_->config.size) {
+      return Result(Code::kArgument, std::to_string(blobs.size()) + " ranks came, not " +
+                                         std::to_string(meeting_->config.size));
+    }
+    for (std::size_t r = 0; r < blobs.size(); ++r) {
+      auto info = PeerInfo::Decode(blobs[r]);
+      if (!info.ok()) return info.error().Because("what rank " + std::to_string(r) + " published cannot be read");
+      if (info->rank != static_cast<int>(r)) {
+        return Result(Code::kArgument, "two processes say that they are rank " + std::to_string(info->rank));
+      }
+      if (info->version != own_.version) {
+        return Result(Code::kArgument, info->Describe() + " runs ronde " + info->version + ", but " + own_.Describe() +
+                                           " runs " + own_.version);
+      }
+      meeting_->peers.push_back(std::move(info.value()));
+    }
+    return Ok();
+  }
+
+  Result MeetTree(const Tree& tree, Deadline deadline, std::map<int, Fd>* sockets) {
+    int parent = tree.parent[rank()];
+    if (parent >= 0) {
+      auto socket = meeting_->DialPeer(parent, "control", deadline);
+      if (!socket.ok()) return socket.error();
+      (*sockets)[parent] = std::move(socket.value());
+    }
+    auto missing = [&] {
+      std::string text;
+      for (int child : tree.children[rank()]) {
+        if (!sockets->count(child)) text += (text.empty() ? "" : ", ") + meeting_->peers[child].Describe();
+      }
+      return text;
+    };
+    while (true) {
+      for (const Fd* listener : {&meeting_->unix_listener, &meeting_->tcp_listener}) {
+        Fd socket;
+        int peer = meeting_->AcceptPeer(*listener, "control", &socket);
+        if (peer >= 0) (*sockets)[peer] = std::move(socket);
+      }
+      std::string absent = missing();
+      if (absent.empty()) return Ok();
+      if (Now() >= deadline) {
+        return Result(Code::kTimeout, "published an address but did not connect to " + own_.Describe() + ": " + absent);
+      }
+      pollfd polled[] = {{meeting_->unix_listener.get(), POLLIN, 0}, {meeting_->tcp_listener.get(), POLLIN, 0}};
+      auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
+      poll(polled, 2, static_cast<int>(std::min<long long>(left, 1000)));
+    }
+  }
+
+  // The ranks of this host agree on shared memory through their leader: each says whether it has some, the leader hands
+  // everybody's to everybody, each says whether it could map it, the leader closes the matter. One "no" is a no for all.
+  Expected<std::unique_ptr<Segment>> ShareMemory(const Tree& tree, std::map<int, Fd>& sockets, Deadline deadline) {
+    std::vector<int> local;
+    for (const auto& peer : meeting_->peers) {
+      if (peer.host_id == own_.host_id) local.push_back(peer.rank);
+    }
+    const EndpointConfig& config = meeting_->config;
+    if (!config.shared_memory || local.size() < 2) return std::unique_ptr<Segment>();
+    ShmConfig shm;
+    shm.rank = rank();
+    shm.ring_bytes = config.ring_bytes;
+    shm.spin = MaySpin(local.size());
+    shm.name = Hex(RandomBytes(8));
+    auto part = CreateShmPart(shm);
+    std::string note = part.ok() ? "" : part.error().message();
+    return local.front() == rank() ? Lead(local, sockets, part, note, deadline)
+                                   : Follow(local, sockets.at(tree.parent[rank()]), part, note, deadline);
+  }
+
+  using Part = Expected<std::shared_ptr<ShmPart>>;
+
+  Expected<std::unique_ptr<Segment>> Lead(const std::vector<int>& local, std::map<int, Fd>& sockets, Part& part,
+                                          std::string note, Deadline deadline) {
+    auto explain = [&](int peer, const Result& error) {
+      return error.Because(meeting_->peers[peer].Describe() + " left while shared memory was set up");
+    };
+    std::vector<Fd> received;
+    std::vector<int> descriptors;
+    for (int peer : local) {
+      if (peer == rank()) {
+        descriptors.push_back(part.ok() ? ShmDescriptor(*part.value()) : -1);
+        continue;
+      }
+      auto theirs = RecvFrame(sockets.at(peer), kNoteLimit, deadline);
+      if (!theirs.ok()) return explain(peer, theirs.error());
+      if (!theirs->empty()) {
+        if (note.empty()) note = meeting_->peers[peer].Describe() + ": " + theirs.value();
+        descriptors.push_back(-1);
+        continue;
+      }
+      auto fds = RecvDescriptors(sockets.at(peer), 1, deadline);
+      if (!fds.ok()) return explain(peer, fds.error());
+      descriptors.push_back(fds->front().get());
+      received.push_back(std::move(fds->front()));
+    }
+    auto tell = [&]() -> Result {
+      for (int peer : local) {
+        if (peer != rank()) {
+          RONDE_RETURN_IF_ERROR(explain(peer, SendFrame(sockets.at(peer), note.substr(0, kNoteLimit), deadline)));
+        }
+      }
+      return Ok();
+    };
+    RONDE_RETURN_IF_ERROR(tell());
+    std::unique_ptr<Segment> segment;
+    if (note.empty()) {
+      for (int peer : local) {
+        if (peer == rank()) continue;
+        RONDE_RETURN_IF_ERROR(explain(peer, SendDescriptors(sockets.at(peer), descriptors, deadline)));
+      }
+      auto mapped = CreateShmSegment(part.value(), local, descriptors);
+      if (mapped.ok()) {
+        segment = std::move(mapped.value());
+      } else {
+        note = mapped.error().message();
+      }
+      for (int peer : local) {
+        if (peer == rank()) continue;
+        auto theirs = RecvFrame(sockets.at(peer), kNoteLimit, deadline);
+        if (!theirs.ok()) return explain(peer, theirs.error());
+        if (!theirs->empty() && note.empty()) note = meeting_->peers[peer].Describe() + ": " + theirs.value();
+      }
+      RONDE_RETURN_IF_ERROR(tell());
+    }
+    if (!note.empty()) {
+      meeting_->log.Warning("host " + own_.host_name + " gives no shared memory, so its ranks use sockets (slower): " +
+                            note);
+      segment.reset();
+    }
+    return segment;
+  }
+
+  Expected<std::unique_ptr<Segment>> Follow(const std::vector<int>& local, const Fd& leader, Part& part,
+                                            const std::string& note, Deadline deadline) {
+    auto explain = [&](const Result& error) {
+      return error.Because("the first rank of this host left while shared memory was set up");
+    };
+    RONDE_RETURN_IF_ERROR(explain(SendFrame(leader, note.substr(0, kNoteLimit), deadline)));
+    if (note.empty()) {
+      RONDE_RETURN_IF_ERROR(explain(SendDescriptors(leader, {ShmDescriptor(*part.value())}, deadline)));
+    }
+    auto verdict = RecvFrame(leader, kNoteLimit, deadline);
+    if (!verdict.ok()) return explain(verdict.error());
+    if (!verdict->empty()) return std::unique_ptr<Segment>();
+    auto fds = RecvDescriptors(leader, local.size(), deadline);
+    if (!fds.ok()) return explain(fds.error());
+    std::vector<int> descriptors;
+    for (const auto& fd : fds.value()) descriptors.push_back(fd.get());
+    auto segment = CreateShmSegment(part.value(), local, descriptors);
+    std::string problem = segment.ok() ? "" : segment.error().message();
+    RONDE_RETURN_IF_ERROR(explain(SendFrame(leader, problem.substr(0, kNoteLimit), deadline)));
+    auto closing = RecvFrame(leader, kNoteLimit, deadline);
+    if (!closing.ok()) return explain(closing.error());
+    if (!closing->empty()) return std::unique_ptr<Segment>();
+    return segment;
+  }
+
+  std::shared_ptr<Meeting> meeting_;
+  PeerInfo own_;
+};
+
+}  // namespace
+
+Expected<std::unique_ptr<Endpoint>> Endpoint::Create(const EndpointConfig& config, const Log& log) {
+  auto meeting = std::make_shared<Meeting>();
+  meeting->config = config;
+  meeting->log = log;
+  PeerInfo own;
+  own.version = RONDE_VERSION;
+  own.rank = config.rank;
+  own.host_id = config.host_id;
+  own.host_name = config.host_name;
+  own.job_options = config.job_options;
+  if (config.size > 1) {  // a job of one rank touches no network at all
+    own.unix_address = "unix:@ronde-" + Hex(RandomBytes(12));
+    auto local = Listen(own.unix_address);
+    if (!local.ok()) return local.error();
+    meeting->unix_listener = std::move(local.value());
+    std::string asked = "tcp:[::]:0";
+    auto remote = Listen(asked);
+    if (!remote.ok()) {
+      asked = "tcp:0.0.0.0:0";
+      remote = Listen(asked);
+    }
+    if (!remote.ok()) return remote.error();
+    auto bound = BoundAddress(remote.value(), asked);
+    if (!bound.ok()) return bound.error();
+    own.tcp_port = std::stoi(bound->substr(bound->rfind(':') + 1));
+    meeting->tcp_listener = std::move(remote.value());
+    for (const auto& address : InterfaceAddresses()) own.tcp_hosts.push_back(address.address);
+  }
+  return std::unique_ptr<Endpoint>(std::make_unique<EndpointImpl>(std::move(meeting), std::move(own)));
+}
+
+}  // namespace ronde

@@ -1,0 +1,114 @@
+"""ronde trains one model on many processes.
+
+This package has the life cycle (init, rank, size, ...) and the collectives on NumPy arrays; ronde.torch has them on
+PyTorch's tensors, with the distributed optimizer. Importing it imports no framework: NumPy comes with the first use of a
+collective.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ronde import exceptions
+from ronde._core import __version__
+from ronde.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ronde.exceptions import *  # noqa: F403
+from ronde.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+if TYPE_CHECKING:
+    from ronde._numpy import *  # noqa: F403
+    from ronde.launcher import run
+
+# What another module brings when it is first asked for.
+_LATER = dict.fromkeys(
+    (
+        "allreduce allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_allreduce_ "
+        "grouped_allreduce_async grouped_allreduce_async_ allgather allgather_async grouped_allgather "
+        "grouped_allgather_async broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async "
+        "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll "
+        "synchronize broadcast_object allgather_object Compression"
+    ).split(),
+    "ronde._numpy",
+)
+_LATER["run"] = "ronde.launcher"
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "__version__",
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "run",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    *exceptions.__all__,
+    *(name for name in _LATER if name != "run"),
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'ronde' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,234 @@
+"""Where the ranks find each other: one Cluster class for each kind of environment, which says "I am here" itself.
+
+A cluster knows this process's rank and the job's size, and hands blobs around once; after that the ranks are connected
+and need it no more.
+"""
+
+import os
+import secrets
+import time
+from typing import Any, Optional
+
+from ronde import _core
+from ronde._core import ArgumentError, RondeError
+
+
+class Alone:
+    """Nobody started us: one rank, and no network."""
+
+    rank, size = 0, 1
+    host_name: Optional[str] = None
+    store_url: Optional[str] = None  # of a store where death/<rank> says why a rank died
+
+    @classmethod
+    def here(cls) -> Optional["Alone"]:
+        """The cluster, if the environment says that this process was started in one of this kind."""
+        return cls()
+
+    def secret(self, timeout: float) -> str:
+        """The job's secret, which strangers do not know."""
+        raise NotImplementedError
+
+    def exchange(self, key: str, index: int, count: int, blob: bytes, timeout: float) -> list[bytes]:
+        """Hands in the blob number `index` of `count` and returns all; TimeoutError names who is missing."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called when the ranks are connected."""
+
+
+class Ronderun(Alone):
+    """Started by ronderun: its agent on this host serves a store on a socket that only this user may use."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = _identity("RONDE_RANK"), _identity("RONDE_SIZE")
+        self.host_name = os.environ.get("RONDE_HOSTNAME")
+        self.store_url = os.environ["RONDE_STORE"]
+        self._store: Optional[_core.Store] = None
+
+    @classmethod
+    def here(cls) -> Optional["Ronderun"]:
+        return cls() if "RONDE_STORE" in os.environ else None
+
+    def secret(self, timeout: float) -> str:
+        return self._open().get("secret", timeout).decode()
+
+    def exchange(self, key: str, index: int, count: int, blob: bytes, timeout: float) -> list[bytes]:
+        return self._open().exchange(key, index, count, blob, timeout)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _open(self) -> _core.Store:
+        if self._store is None:
+            self._store = _core.Store(str(self.store_url))
+        return self._store
+
+
+class Torchrun(Alone):
+    """Started by torchrun: the store is torch's own, under a prefix. As private as that store is: anybody who can
+    connect to it can read the secret."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = _identity("RANK"), _identity("WORLD_SIZE")
+        self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store: Any = None
+
+    @classmethod
+    def here(cls) -> Optional["Torchrun"]:
+        return cls() if "TORCHELASTIC_RUN_ID" in os.environ and "MASTER_ADDR" in os.environ else None
+
+    def secret(self, timeout: float) -> str:
+        store = self._open(timeout)
+        if self.rank == 0 and not store.check(["secret"]):
+            store.set("secret", secrets.token_hex(16))
+        return self._get("secret", timeout).decode()
+
+    def exchange(self, key: str, index: int, count: int, blob: bytes, timeout: float) -> list[bytes]:
+        store, deadline = self._open(timeout), time.monotonic() + timeout
+        store.set(f"{key}/{index}", blob)
+        keys = [f"{key}/{number}" for number in range(count)]
+        try:
+            return [self._get(each, deadline - time.monotonic()) for each in keys]
+        except _core.TimeoutError:
+            missing = [str(number) for number, each in enumerate(keys) if not store.check([each])]
+            raise _core.TimeoutError(
+                f"{timeout:g} s passed and these of {count} ranks have not come to init(): {', '.join(missing)}"
+            ) from None
+
+    def close(self) -> None:
+        self._store = None
+
+    def _get(self, key: str, timeout: float) -> bytes:
+        from datetime import timedelta
+
+        import torch.distributed
+
+        store = self._open(timeout)
+        try:
+            store.wait([key], timedelta(seconds=max(timeout, 0.001)))
+        except (RuntimeError, torch.distributed.DistError) as error:
+            raise _core.TimeoutError(f"torchrun's store has no {key!r}: {error}") from None
+        return bytes(store.get(key))
+
+    def _open(self, timeout: float) -> Any:
+        if self._store is None:
+            from datetime import timedelta
+
+            from torch.distributed import PrefixStore, TCPStore
+
+            address, port = os.environ["MASTER_ADDR"], _identity("MASTER_PORT")
+            # torchrun serves the store itself, or expects rank 0 to.
+            serve = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+            store = TCPStore(
+                address, port, is_master=serve, timeout=timedelta(seconds=timeout), wait_for_workers=False,
+                multi_tenant=True,
+            )  # fmt: skip
+            self._store = PrefixStore(f"ronde/{self._attempt}", store)
+        return self._store
+
+
+class Communicator(Alone):
+    """An mpi4py communicator that was given to init()."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+
+    def secret(self, timeout: float) -> str:
+        return self._comm.bcast(secrets.token_hex(16), root=0)
+
+    def exchange(self, key: str, index: int, count: int, blob: bytes, timeout: float) -> list[bytes]:
+        return self._comm.allgather(blob)
+
+
+class _Unsupported(Alone):
+    """A launcher that is recognized, so that its ranks do not train alone side by side without a word."""
+
+    launcher = ""
+    variables: tuple[str, str] = ("", "")  # rank and size
+
+    @classmethod
+    def here(cls) -> Optional[Alone]:
+        if any(variable not in os.environ for variable in cls.variables):
+            return None
+        size = _identity(cls.variables[1])
+        if size == 1:
+            return Alone()
+        raise RondeError(
+            f"this process was started by {cls.launcher} as one of {size} ({cls.variables[1]}={size}), from which ronde "
+            "cannot start yet: start it with ronderun or torchrun, or give init() an mpi4py communicator"
+        )
+
+
+class _OpenMpi(_Unsupported):
+    launcher = "Open MPI"
+    variables = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+
+
+class _Pmi(_Unsupported):
+    launcher = "an MPI launcher (PMI)"
+    variables = ("PMI_RANK", "PMI_SIZE")
+
+
+class _Slurm(_Unsupported):
+    launcher = "Slurm's srun"
+    variables = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+
+
+KINDS: tuple[type[Alone], ...] = (Ronderun, Torchrun, _OpenMpi, _Pmi, _Slurm, Alone)
+
+
+def find(comm: Any) -> tuple[Alone, tuple[int, ...]]:
+    """The cluster that this process is in, and the ranks in it that form the job, in the order of their new numbers."""
+    if comm is not None and hasattr(comm, "Get_rank"):
+        cluster: Alone = Communicator(comm)
+        return cluster, tuple(range(cluster.size))
+    cluster = next(found for found in (kind.here() for kind in KINDS) if found is not None)
+    if comm is None:
+        return cluster, tuple(range(cluster.size))
+    ranks = tuple(int(rank) for rank in comm)
+    if not ranks:
+        return cluster, tuple(range(cluster.size))
+    if len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.size:
+        raise ArgumentError(f"init(comm={list(ranks)}): needs different ranks from 0 to {cluster.size - 1}")
+    if cluster.rank not in ranks:
+        raise ArgumentError(f"init(comm={list(ranks)}) was called by rank {cluster.rank}, which is not in it")
+    return cluster, ranks
+
+
+def connect(cluster: Alone, ranks: tuple[int, ...], generation: int, timeout: float) -> None:
+    """Meets these ranks of the cluster and starts the process's engine."""
+    index, count = ranks.index(cluster.rank), len(ranks)
+    if count == 1:
+        endpoint = _core.Endpoint(0, 1, generation=generation, host_name=cluster.host_name)
+        endpoint.connect([endpoint.blob()], timeout)
+        return
+    deadline = time.monotonic() + timeout
+    everybody = ranks == tuple(range(cluster.size))
+    try:
+        endpoint = _core.Endpoint(
+            index,
+            count,
+            generation=generation,
+            host_name=cluster.host_name,
+            secret=cluster.secret(timeout),
+            store_url=cluster.store_url if everybody else None,  # death/<rank> has the cluster's numbers
+        )
+        job = "init" if everybody else "init/" + "-".join(map(str, ranks))
+        blobs = cluster.exchange(f"{job}/{generation}", index, count, endpoint.blob(), deadline - time.monotonic())
+        endpoint.connect(blobs, max(deadline - time.monotonic(), 0.1))
+    finally:
+        cluster.close()
+
+
+def _identity(variable: str) -> int:
+    value = os.environ.get(variable)
+    if value is None:
+        raise ArgumentError(f"the environment has no {variable}, which the launcher should have set")
+    try:
+        return int(value)
+    except ValueError:
+        raise ArgumentError(f"{variable}={value!r} in the environment is not a number") from None

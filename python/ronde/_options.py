@@ -1,0 +1,23 @@
+"""Options that Python code reads. The table is the core's (core/base/options.def)."""
+
+import os
+
+from ronde import _core
+
+
+def option(name: str) -> str:
+    """The value of an option: RONDE_<name>, else HOROVOD_<name>, else the default."""
+    for prefix in ("RONDE_", "HOROVOD_"):
+        value = os.environ.get(prefix + name)
+        if value is not None:
+            return value
+    return next(row[2] for row in _core.OPTIONS if row[0] == name)
+
+
+def number(name: str) -> float:
+    """The value of an option that is a number; ArgumentError names the variable when it is none."""
+    value = option(name)
+    try:
+        return float(value)
+    except ValueError:
+        raise _core.ArgumentError(f"RONDE_{name}: {value!r} is not a number") from None

@@ -1,0 +1,226 @@
+"""The life cycle of the process's engine, and what a rank knows about itself."""
+
+import atexit
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterable
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from ronde import _clusters, _core, process_sets
+from ronde._options import number
+
+# The reductions, by the numbers of the core.
+ReduceOp = IntEnum("ReduceOp", _core.REDUCTIONS)  # type: ignore[misc]
+Average = ReduceOp["Average"]
+Sum = ReduceOp["Sum"]
+Adasum = ReduceOp["Adasum"]
+Min = ReduceOp["Min"]
+Max = ReduceOp["Max"]
+Product = ReduceOp["Product"]
+
+_lock = threading.RLock()  # guards the variables below; one init() or shutdown() at a time
+_generations: dict[tuple[int, ...], int] = {}  # by members: how many engines this process has had with them
+_owner: Optional[int] = None  # the process that called init(), for forked children
+_has_hooks = False
+
+
+def init(
+    comm: Any = None, process_sets: Optional[Union[str, Iterable["process_sets.ProcessSet"]]] = None
+) -> None:
+    """Meets the other ranks and starts the engine. Does nothing when it runs already.
+
+    Who the ranks are is found in the environment: ronderun, torchrun, or neither (then this process is alone and no
+    network is touched). After shutdown() it may be called again.
+
+    Args:
+        comm: None for all ranks; a list of ranks: they form a job of their own, numbered in the list's order, and only
+            they may call; or an mpi4py communicator: its processes are the job.
+        process_sets: process sets to add at once, the same on all ranks. "dynamic" is accepted: sets can always be
+            added later.
+
+    Raises:
+        TimeoutError: RONDE_START_TIMEOUT seconds (300) passed; the text names ranks that did not come.
+        ValueError: this rank is not in `comm`.
+    """
+    global _owner
+    with _lock:
+        if is_initialized():
+            return
+        cluster, ranks = _clusters.find(comm)
+        generation = _generations.get(ranks, 0)
+        _generations[ranks] = generation + 1
+        _clusters.connect(cluster, ranks, generation, number("START_TIMEOUT"))
+        _owner = os.getpid()
+        _install_hooks()
+        try:
+            _add_process_sets(process_sets)
+        except BaseException as error:
+            _end(_describe(type(error), error))
+            raise
+
+
+def shutdown() -> None:
+    """Ends the engine; operations that are pending fail with ShutdownError. Does nothing when there is none."""
+    _end(None)
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, shutdown() was not, and this is not a forked child."""
+    return _core.is_initialized()
+
+
+def rank() -> int:
+    """Number of this process in the job, from 0. NotInitializedError (a ValueError) before init()."""
+    return _core.topology()["rank"]
+
+
+def size() -> int:
+    """Number of processes in the job."""
+    return _core.topology()["size"]
+
+
+def local_rank() -> int:
+    """Number of this process among those of its host."""
+    return _core.topology()["local_rank"]
+
+
+def local_size() -> int:
+    """Number of the job's processes on this host."""
+    return _core.topology()["local_size"]
+
+
+def cross_rank() -> int:
+    """Number of this host among those that have a process with this local rank."""
+    return _core.topology()["cross_rank"]
+
+
+def cross_size() -> int:
+    """Number of hosts that have a process with this local rank."""
+    return _core.topology()["cross_size"]
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes."""
+    return bool(_core.topology()["is_homogeneous"])
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Starts to record this rank's operations as Chrome trace events in a file."""
+    _core.start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the record and closes its file."""
+    _core.stop_timeline()
+
+
+def gloo_enabled() -> bool:
+    """True: ronde's own TCP and shared-memory backend takes the place that Gloo has in Horovod."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True, see gloo_enabled."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads: False, MPI is not used."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI moves the data: False."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether MPI can be used: False."""
+    return False
+
+
+def nccl_built() -> bool:
+    """Whether NCCL can be used: False."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Whether IBM DDL can be used: False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether Intel oneCCL can be used: False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether tensors in CUDA memory are reduced there: False."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether tensors in ROCm memory are reduced there: False."""
+    return False
+
+
+def reduction(op: Optional[int], average: Optional[bool]) -> int:
+    """What a call's `op` and its deprecated `average` mean together."""
+    if average is not None:
+        if op is not None:
+            raise _core.ArgumentError("`op` and `average` say the same: give only `op` (`average` is deprecated)")
+        warnings.warn("`average` is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if isinstance(op, bool) or op not in _core.REDUCTIONS.values():
+        raise _core.ArgumentError(f"op={op!r} is no reduction: use one of {', '.join(_core.REDUCTIONS)}")
+    return op
+
+
+def _add_process_sets(sets: Optional[Union[str, Iterable["process_sets.ProcessSet"]]]) -> None:
+    if isinstance(sets, str):
+        if sets.lower() != "dynamic":
+            raise _core.ArgumentError(f"process_sets={sets!r}: give a list of ProcessSet or 'dynamic'")
+        return
+    for process_set in sets or ():
+        process_sets.add_process_set(process_set)
+
+
+def _end(failure: Optional[str]) -> None:
+    with _lock:
+        if _owner != os.getpid():
+            return  # never initialized, or a forked child, whose parent's engine is none of its business
+        process_sets.forget()
+        _core.shutdown(failure)
+
+
+def _describe(type_: type, value: object) -> str:
+    """One line about an exception, for the other ranks' errors."""
+    lines = str(value).strip().splitlines()
+    return (f"{type_.__name__}: {lines[0]}" if lines else type_.__name__)[:500]
+
+
+def _install_hooks() -> None:
+    global _has_hooks
+    if _has_hooks:
+        return
+    _has_hooks = True
+    atexit.register(_end, None)
+    previous = sys.excepthook
+
+    # An exception that nobody catches ends this process: the others shall learn of it, not just see it vanish.
+    def excepthook(
+        type_: type[BaseException], value: BaseException, traceback: Optional[TracebackType]
+    ) -> None:
+        try:
+            previous(type_, value, traceback)
+        finally:
+            if not (hasattr(sys, "ps1") or sys.flags.interactive):  # at a prompt the process lives on
+                _end(_describe(type_, value))
+
+    sys.excepthook = excepthook

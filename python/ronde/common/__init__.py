@@ -1,0 +1,1 @@
+"""Module paths that scripts import from. The code lives elsewhere in ronde."""

@@ -1,0 +1,3 @@
+"""See ronde.basics."""
+
+from ronde.basics import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""See ronde.exceptions."""
+
+from ronde.exceptions import *  # noqa: F403
