@@ -1,0 +1,5 @@
+import sys
+
+from ronde.launcher.cli import main
+
+sys.exit(main())
