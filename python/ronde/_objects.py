@@ -14,7 +14,7 @@ _INT64, _UINT8 = _core.DTYPES["int64"], _core.DTYPES["uint8"]
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object on every rank: anything that pickles (with cloudpickle where it is installed).
+    """The root's object on every rank: anything that cloudpickle can pickle.
 
     Unpickle only what ranks of your own job send. What cannot be pickled is an error on all ranks.
     """
@@ -55,10 +55,8 @@ def allgather_object(
 
 def _dump(obj: Any) -> tuple[bytes, bool]:
     """The pickled object, else the reason why there is none: the other ranks wait for one of them."""
-    try:
-        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        cloudpickle = pickle
+    import cloudpickle  # here, so that `import ronde` is quick
+
     try:
         return cloudpickle.dumps(obj), True
     except Exception as error:

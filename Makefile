@@ -1,0 +1,63 @@
+# What the README names. Everything sets itself up in .venv; nothing outside this folder changes, except that as root
+# missing Debian packages are installed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= $(shell nproc)
+export CCACHE_DIR ?= $(CURDIR)/build/ccache
+
+.PHONY: demo test test-core test-python lint sanitize bench install clean
+
+demo: $(VENV)/.demo install
+	$(BIN)/ronderun -np 2 $(BIN)/python examples/torch_mnist.py
+
+test: test-core test-python
+
+test-core: $(VENV)/.test
+	tools/need.sh g++ cmake ninja gtest
+	cmake -S . -B build/core -G Ninja -DRONDE_BUILD_TESTS=ON -DRONDE_BUILD_PYTHON=OFF >build/core.log 2>&1 || { cat build/core.log; exit 1; }
+	cmake --build build/core -j $(JOBS)
+	ctest --test-dir build/core --output-on-failure
+
+test-python: $(VENV)/.test install
+	$(BIN)/python -m pytest tests -q
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy python/ronde launcher adapters/torch
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cc' '*.h')
+	$(BIN)/shellcheck .ci/run tools/*.sh
+	$(BIN)/python tools/check_layers.py
+
+# The C++ tests under the address (with undefined behaviour) and thread sanitizers.
+sanitize: $(VENV)/.test
+	tools/need.sh g++ cmake ninja gtest
+	for kind in address,undefined thread; do \
+	  cmake -S . -B build/$$kind -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRONDE_BUILD_TESTS=ON -DRONDE_BUILD_PYTHON=OFF \
+	    -DRONDE_SANITIZE=$$kind >build/$$kind.log 2>&1 || { cat build/$$kind.log; exit 1; }; \
+	  cmake --build build/$$kind -j $(JOBS) && ctest --test-dir build/$$kind --output-on-failure || exit 1; \
+	done
+
+bench: $(VENV)/.demo install
+	$(BIN)/python benchmarks/allreduce.py
+	$(BIN)/python benchmarks/footprint.py
+
+# Not editable: what is tested is what a user gets. pip builds it in isolation.
+install: $(VENV)/.pip
+	tools/need.sh g++
+	$(BIN)/pip install -q --force-reinstall --no-deps .
+
+$(VENV)/.pip: requirements/build.txt
+	tools/need.sh venv
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -r requirements/build.txt
+	mkdir -p build
+	touch $@
+
+$(VENV)/.%: requirements/%.txt $(VENV)/.pip
+	$(BIN)/pip install -q -r $<
+	touch $@
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,278 @@
+"""Reduces the gradients of an optimizer's parameters, each as soon as the backward pass has computed it."""
+
+import itertools
+import weakref
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+import torch
+
+from ronde._core import RondeError
+from ronde.basics import Average
+from ronde.common.util import split_list
+from ronde.compression import Compressor
+from ronde.process_sets import ProcessSet
+from ronde.torch import mpi_ops
+
+Parameter = torch.Tensor
+
+# Optimizers whose parameters have equal names (hashed) are numbered in the order in which they first send, not
+# in which they are made: a rank may make some that it never uses.
+_serials: "defaultdict[int, itertools.count[int]]" = defaultdict(itertools.count)
+
+
+class GradientReducer:
+    """See DistributedOptimizer for the arguments."""
+
+    def __init__(
+        self,
+        params: Sequence[Parameter],
+        named: Sequence[tuple[str, Parameter]],
+        *,
+        compression: Compressor[torch.Tensor],
+        passes: int,
+        op: int,
+        predivide: float,
+        groups: Optional[Union[int, Sequence[Sequence[Parameter]]]],
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self.enabled = True  # step() synchronizes
+        self.synchronized = False  # the gradients are reduced, and step() has not used them yet
+        self._compression, self._op, self._process_set = compression, op, process_set
+        self._scales = (1 / predivide, predivide)
+        self._sparse_as_dense = sparse_as_dense
+        self._active = process_set.included()
+        self._names: dict[Parameter, str] = {}
+        self._prefix: Optional[str] = None
+        self._passes = 0
+        self._left: dict[Parameter, int] = {}  # passes until a gradient is sent; below 0: sent
+        self._hooked: set[Parameter] = set()
+        self._sparse: set[Parameter] = set()  # had a sparse gradient before
+        self._group_of: dict[Parameter, int] = {}
+        self._groups: list[list[Parameter]] = []
+        self._sent: dict[Parameter, "_Sent"] = {}
+        # The zeros that stood for missing gradients when an access to param_groups synchronized.
+        self._stood_in: dict[Parameter, torch.Tensor] = {}
+        self.set_passes(passes)
+        self._check_names(params, named)
+        self.add_parameters(params)
+        self._make_groups(groups)
+
+    def set_passes(self, passes: int) -> None:
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step is {passes}; it must be at least 1")
+        self._passes = passes
+        self._left = dict.fromkeys(self._left, passes)
+
+    def add_parameters(self, params: Sequence[Parameter]) -> None:
+        for param in params:
+            self._names.setdefault(param, f"parameter.{len(self._left)}")
+            self._left[param] = self._passes
+            self._hook(param)
+
+    def check_idle(self, what: str) -> None:
+        if self._sent:
+            names = ", ".join(self._names[param] for param in itertools.islice(self._sent, 3))
+            raise AssertionError(
+                f"{what} was called while gradients are on their way ({names}, ...): call step() or synchronize() first"
+            )
+        self._reset()
+
+    def drop(self) -> None:
+        """Waits for what is on its way and forgets it."""
+        sent, self._sent = self._sent, {}
+        self._reset()
+        _wait(list(sent.values()))
+
+    def synchronize(self) -> None:
+        """Sends what has not been sent and waits for all."""
+        if not self._active:
+            return
+        try:
+            for param in self._left:
+                self._hook(param)  # may have been unfrozen
+                if param.requires_grad and param not in self._sent:
+                    self._send(self._members(param))
+        finally:
+            sent = list(dict.fromkeys(self._sent.values()))
+            self._reset()
+        _wait(sent)
+        for each in sent:
+            each.store()
+        self.synchronized = True
+
+    def stepped(self) -> None:
+        """step() has used the gradients."""
+        self.synchronized = False
+        self._stood_in = {}
+
+    def finish_before_access(self) -> None:
+        if self._sent and self.enabled:
+            missing = [param for param in self._left if param.requires_grad and param.grad is None]
+            self.synchronize()
+            self._stood_in = {param: param.grad for param in missing if param.grad is not None}
+
+    def reduce_loss(self, loss: Any) -> Any:
+        if not self._active or loss is None:
+            return loss
+        value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float64)
+        result = mpi_ops.allreduce(value, None, self._name("loss"), op=self._op, process_set=self._process_set)
+        return result if isinstance(loss, torch.Tensor) else result.item()
+
+    # ---- names and groups ----
+
+    def _check_names(self, params: Sequence[Parameter], named: Sequence[tuple[str, Parameter]]) -> None:
+        if not named:
+            return
+        if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
+            raise ValueError("named_parameters must be pairs of name and parameter, as model.named_parameters() gives")
+        twice = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
+        if twice:
+            raise ValueError(f"named_parameters: names must differ, but these come more than once: {', '.join(twice)}")
+        for name, param in named:
+            self._names.setdefault(param, name)
+        unnamed = [number for number, param in enumerate(params) if param not in self._names]
+        if unnamed:
+            shapes = ", ".join(f"number {number} {tuple(params[number].shape)}" for number in unnamed[:5])
+            raise ValueError(f"named_parameters: {len(unnamed)} of the optimizer's parameters have no name: {shapes}")
+
+    def _make_groups(self, groups: Optional[Union[int, Sequence[Sequence[Parameter]]]]) -> None:
+        if groups is None:
+            return
+        if isinstance(groups, int):
+            if groups < 0:
+                raise ValueError(f"groups is {groups}; it must not be negative")
+            trained = [param for param in self._left if param.requires_grad]
+            self._groups = split_list(trained, groups) if groups and trained else []
+        else:
+            self._groups = [list(group) for group in groups if len(group) > 0]
+        for number, group in enumerate(self._groups):
+            for param in group:
+                if param not in self._left:
+                    raise ValueError(f"groups: a parameter of group {number} is not in the optimizer")
+                if param in self._group_of:
+                    raise ValueError(f"groups: {self._names[param]!r} is in groups {self._group_of[param]} and {number}")
+                self._group_of[param] = number
+
+    def _members(self, param: Parameter) -> list[Parameter]:
+        """The parameters that are sent together with this one."""
+        number = self._group_of.get(param)
+        return [param] if number is None else [each for each in self._groups[number] if each.requires_grad]
+
+    def _name(self, what: str) -> str:
+        if self._prefix is None:
+            key = zlib.crc32("\n".join(self._names.values()).encode())
+            self._prefix = f"gradient.{key:08x}.{next(_serials[key])}."
+        return self._prefix + what
+
+    # ---- sending ----
+
+    def _hook(self, param: Parameter) -> None:
+        if not (self._active and param.requires_grad and param.is_leaf) or param in self._hooked:
+            return
+        self._hooked.add(param)
+        reference = weakref.ref(self)  # an optimizer that was dropped must not go on sending
+
+        def computed(param: Parameter) -> None:
+            reducer = reference()
+            if reducer is None:
+                hook.remove()
+            else:
+                reducer._computed(param)
+
+        hook = param.register_post_accumulate_grad_hook(computed)
+
+    def _computed(self, param: Parameter) -> None:
+        """A backward pass has added to this gradient."""
+        if self._stood_in and self._stood_in.pop(param, None) is param.grad:
+            raise AssertionError(
+                f"the gradient of {self._names[param]!r} was computed after param_groups had been read, which reduced the "
+                "gradients that there were: read them after step()"
+            )
+        self.synchronized = False
+        self._left[param] -= 1
+        if self._left[param] < 0:
+            count = self._passes - self._left[param]
+            raise AssertionError(
+                f"the gradient of {self._names[param]!r} was computed {count} times before step(), but "
+                f"backward_passes_per_step is {self._passes}: increase it to accumulate gradients"
+            )
+        members = self._members(param)
+        if all(self._left[each] == 0 for each in members):
+            self._send(members)
+
+    def _send(self, params: list[Parameter]) -> None:
+        for param in params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param, requires_grad=False)
+                if param in self._sparse:
+                    param.grad = param.grad.to_sparse(1)
+            elif param.grad.is_sparse and self._sparse_as_dense:
+                param.grad = param.grad.to_dense()
+            elif param.grad.is_sparse:
+                self._sparse.add(param)
+        self._sent.update(dict.fromkeys(params, _Sent(params, self)))
+
+    def _reset(self) -> None:
+        self._sent, self._stood_in = {}, {}
+        self._left = dict.fromkeys(self._left, self._passes)
+        self.synchronized = False
+
+
+class _Sent:
+    """The gradients of one parameter, or of a group of them, on their way."""
+
+    def __init__(self, params: list[Parameter], reducer: GradientReducer) -> None:
+        self._params, self._compression = params, reducer._compression
+        self._grads = [param.grad for param in params]
+        op, process_set = reducer._op, reducer._process_set
+        if self._grads[0].is_sparse:  # type: ignore[union-attr]
+            if len(params) > 1:
+                raise ValueError(
+                    f"the gradient of {reducer._names[params[0]]!r} is sparse and cannot be sent in a group: leave it "
+                    "out of `groups` or use sparse_as_dense=True"
+                )
+            name = reducer._name(reducer._names[params[0]])
+            self._handle: Any = mpi_ops.sparse_allreduce_async(self._grads[0], name, op, process_set)
+            self._contexts: Optional[list[Any]] = None
+            return
+        pairs = [self._compression.compress(grad) for grad in self._grads]  # type: ignore[arg-type]
+        self._contexts = [ctx for _, ctx in pairs]
+        prescale, postscale = reducer._scales if op == Average else (1.0, 1.0)
+        if len(params) == 1:
+            name = reducer._name(reducer._names[params[0]])
+        else:
+            name = reducer._name(f"group.{reducer._group_of[params[0]]}")
+        self._handle = mpi_ops.grouped_allreduce_async_(
+            [tensor for tensor, _ in pairs], None, name, op, prescale, postscale, process_set
+        )
+
+    def wait(self) -> None:
+        self._result = self._handle.wait()
+
+    def store(self) -> None:
+        """Puts the reduced gradients where the optimizer looks for them."""
+        if self._contexts is None:
+            self._params[0].grad = self._result
+            return
+        with torch.no_grad():
+            for param, grad, result, ctx in zip(self._params, self._grads, self._result, self._contexts):
+                reduced = self._compression.decompress(result, ctx)
+                if reduced is not grad:
+                    grad.copy_(reduced)  # type: ignore[union-attr]
+                param.grad = grad
+
+
+def _wait(sent: Sequence[_Sent]) -> None:
+    """Waits for all, then raises the first error there was."""
+    errors = []
+    for each in dict.fromkeys(sent):
+        try:
+            each.wait()
+        except RondeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
