@@ -36,7 +36,7 @@ enum class Record : std::uint8_t {
 class NegotiatorImpl final : public Negotiator {
  public:
   explicit NegotiatorImpl(const NegotiatorConfig& config)
-      : config_(config), root_(config.parent < 0), stall_(config) {
+      : config_(config), root_(config.parent < 0), stall_(config_) {
     std::vector<int> everyone;
     for (int r = 0; r < static_cast<int>(config_.parents.size()); ++r) everyone.push_back(r);
     for (int r : everyone) below_.push_back(IsBelow(r));
@@ -71,7 +71,9 @@ class NegotiatorImpl final : public Negotiator {
       std::string prefix = std::to_string(definition.set) + '\2';
       mine.names.push_back(prefix + definition.name);
       if (definition.tensors.size() > 1) {
-        for (const auto& tensor : definition.tensors) mine.names.push_back(prefix + tensor.name);
+        for (const auto& tensor : definition.tensors) {
+          if (tensor.name != definition.name) mine.names.push_back(prefix + tensor.name);
+        }
       }
       for (std::size_t i = 0; i < mine.names.size(); ++i) {
         if (names_.insert(mine.names[i]).second) continue;

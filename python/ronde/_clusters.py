@@ -94,9 +94,7 @@ class Torchrun(Alone):
             return [self._get(each, deadline - time.monotonic()) for each in keys]
         except _core.TimeoutError:
             missing = [str(number) for number, each in enumerate(keys) if not store.check([each])]
-            raise _core.TimeoutError(
-                f"{timeout:g} s passed and these of {count} ranks have not come to init(): {', '.join(missing)}"
-            ) from None
+            raise _core.TimeoutError(f"{count} ranks were expected; missing: {', '.join(missing)}") from None
 
     def close(self) -> None:
         self._store = None
@@ -220,6 +218,8 @@ def connect(cluster: Alone, ranks: tuple[int, ...], generation: int, timeout: fl
         job = "init" if everybody else "init/" + "-".join(map(str, ranks))
         blobs = cluster.exchange(f"{job}/{generation}", index, count, endpoint.blob(), deadline - time.monotonic())
         endpoint.connect(blobs, max(deadline - time.monotonic(), 0.1))
+    except _core.TimeoutError as error:
+        raise _core.TimeoutError(f"init() gave up after {timeout:g} s (RONDE_START_TIMEOUT): {error}") from None
     finally:
         cluster.close()
 

@@ -52,7 +52,7 @@ def init(
             return
         cluster, ranks = _clusters.find(comm)
         generation = _generations.get(ranks, 0)
-        _generations[ranks] = generation + 1
+        _generations[ranks] = generation + 1  # also when it fails: what was handed around must not be used again
         _clusters.connect(cluster, ranks, generation, number("START_TIMEOUT"))
         _owner = os.getpid()
         _install_hooks()

@@ -1,5 +1,6 @@
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -10,32 +11,48 @@
 #include <tuple>
 
 #include "transport/local/factory.h"
+#include "transport/segment_wait.h"
 
 namespace ronde {
 namespace {
+
 constexpr int kYields = 40;
 
 Result PeerGone(int peer) { return Result(Code::kPeerLost, "rank " + std::to_string(peer) + " is gone"); }
+
+// Whether `over` became true before the deadline.
+template <class Over>
+bool SleepUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Deadline deadline, Over over) {
+  if (deadline != Deadline::max()) return changed.wait_until(lock, deadline, over);
+  changed.wait(lock, over);
+  return true;
+}
+
 }  // namespace
 
 class LocalHub {
  public:
-  LocalHub(int size, std::size_t ring_bytes) : size(size), ring_bytes(ring_bytes), boxes(size), parts(size) {
-    for (auto& part : parts) {
-      part.memory.reset(new std::byte[ring_bytes + 64]);
-      auto address = reinterpret_cast<std::uintptr_t>(part.memory.get());
-      part.ring = part.memory.get() + (64 - address % 64) % 64;
+  LocalHub(int size, std::size_t ring_bytes) : size(size), ring_bytes(ring_bytes), ranks(size) {
+    for (auto& rank : ranks) {
+      rank.memory.reset(new std::byte[ring_bytes + 64]);
+      auto address = reinterpret_cast<std::uintptr_t>(rank.memory.get());
+      rank.ring = rank.memory.get() + (64 - address % 64) % 64;
     }
   }
 
-  struct Box {
+  struct PerRank {
+    // Its mailbox.
     std::deque<Mailbox::Event> events;
     bool rung = false;
-  };
-  struct Part {
+    std::condition_variable mail;  // events or rung changed
+    // Its transport.
+    std::condition_variable transfers;  // one of its transfers is over
+    // Its part of the segment.
     std::unique_ptr<std::byte[]> memory;
     std::byte* ring = nullptr;
     std::atomic<std::uint64_t> counters[Segment::kNumStages] = {};
+    std::atomic<int> sleepers = 0;      // of its peers, on `published`
+    std::condition_variable published;  // a counter grew, or somebody's segment was aborted
   };
   struct Transfer {
     const std::byte* from = nullptr;  // of a send
@@ -45,82 +62,100 @@ class LocalHub {
     Result result;
   };
   using Line = std::tuple<int, int, std::uint64_t>;  // sender, receiver, tag
+  using Queues = std::map<Line, std::deque<Transfer*>>;
 
   const int size;
   const std::size_t ring_bytes;
-  std::mutex mutex;  // guards all but the parts' memory and counters
-  std::condition_variable changed;
-  std::vector<Box> boxes;
-  std::vector<Part> parts;
-  std::map<Line, std::deque<Transfer*>> sends, receives;
+  std::mutex mutex;  // guards all but rings, counters and sleepers
+  std::vector<PerRank> ranks;
+  Queues sends, receives;  // those that nothing has answered yet; owned by their transports
   std::set<int> gone;
+  std::set<std::pair<int, int>> met;  // lower rank first: mailboxes between which a message went
 };
 
 std::shared_ptr<LocalHub> CreateLocalHub(int size, std::size_t ring_bytes) {
   return std::make_shared<LocalHub>(size, ring_bytes);
 }
 
-void DisconnectLocal(LocalHub& hub, int rank) {
+namespace {
+
+// A connection ends on both sides; what the others sent before stays readable.
+void EndConnections(LocalHub& hub, int rank, bool also_unused) {
   std::lock_guard lock(hub.mutex);
   if (!hub.gone.insert(rank).second) return;
-  for (int r = 0; r < hub.size; ++r) {
-    if (r != rank) hub.boxes[r].events.push_back({rank, {}, PeerGone(rank)});
+  for (auto* queues : {&hub.sends, &hub.receives}) {
+    std::erase_if(*queues, [rank](const auto& entry) {
+      return std::get<0>(entry.first) == rank || std::get<1>(entry.first) == rank;
+    });
   }
-  hub.changed.notify_all();
+  for (int other = 0; other < hub.size; ++other) {
+    bool connected = also_unused || hub.met.count(std::minmax(rank, other)) > 0;
+    if (other != rank && connected && !hub.gone.count(other)) {
+      hub.ranks[other].events.push_back({rank, {}, PeerGone(rank)});
+      hub.ranks[rank].events.push_back({other, {}, PeerGone(other)});
+    }
+    hub.ranks[other].mail.notify_all();
+    hub.ranks[other].transfers.notify_all();
+  }
 }
+
+}  // namespace
+
+void DisconnectLocal(LocalHub& hub, int rank) { EndConnections(hub, rank, /*also_unused=*/true); }
 
 namespace {
 
 class LocalMailbox final : public Mailbox {
  public:
-  LocalMailbox(std::shared_ptr<LocalHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
-  ~LocalMailbox() override { DisconnectLocal(*hub_, rank_); }
+  LocalMailbox(std::shared_ptr<LocalHub> hub, int rank) : hub_(std::move(hub)), rank_(rank), mine_(hub_->ranks[rank]) {}
+  // Leaving in peace concerns those it has talked to, its neighbours in the control tree.
+  ~LocalMailbox() override { EndConnections(*hub_, rank_, /*also_unused=*/false); }
 
   void Post(int peer, std::span<const std::byte> message) override {
     std::lock_guard lock(hub_->mutex);
-    if (hub_->gone.count(peer)) return;
-    hub_->boxes[peer].events.push_back({rank_, {message.begin(), message.end()}, {}});
-    hub_->changed.notify_all();
+    if (hub_->gone.count(peer) || hub_->gone.count(rank_)) return;
+    hub_->met.insert(std::minmax(rank_, peer));
+    hub_->ranks[peer].events.push_back({rank_, {message.begin(), message.end()}, {}});
+    hub_->ranks[peer].mail.notify_all();
   }
   bool Take(Event* event) override {
     std::lock_guard lock(hub_->mutex);
-    auto& events = hub_->boxes[rank_].events;
-    if (events.empty()) return false;
-    *event = std::move(events.front());
-    events.pop_front();
+    if (mine_.events.empty()) return false;
+    *event = std::move(mine_.events.front());
+    mine_.events.pop_front();
     return true;
   }
   void Wait(Deadline deadline, bool eager) override {
-    auto& box = hub_->boxes[rank_];
     std::unique_lock lock(hub_->mutex);
-    auto ready = [&] { return box.rung || !box.events.empty(); };
+    auto ready = [this] { return mine_.rung || !mine_.events.empty(); };
     for (int i = 0; eager && i < kYields && !ready(); ++i) {
       lock.unlock();
       sched_yield();
       lock.lock();
     }
-    if (deadline == Deadline::max()) {
-      hub_->changed.wait(lock, ready);  // nothing can stall: Ring or an event ends it
-    } else {
-      hub_->changed.wait_until(lock, deadline, ready);
-    }
-    box.rung = false;
+    SleepUntil(mine_.mail, lock, deadline, ready);
+    mine_.rung = false;
   }
   void Ring() override {
     std::lock_guard lock(hub_->mutex);
-    hub_->boxes[rank_].rung = true;
-    hub_->changed.notify_all();
+    mine_.rung = true;
+    mine_.mail.notify_all();
   }
-  Result Flush(Deadline) override { return Ok(); }
+  Result Flush(Deadline) override { return Ok(); }  // Post has delivered
 
  private:
   std::shared_ptr<LocalHub> hub_;
   const int rank_;
+  LocalHub::PerRank& mine_;
 };
 
 class LocalTransport final : public Transport {
  public:
   LocalTransport(std::shared_ptr<LocalHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  ~LocalTransport() override {
+    std::lock_guard lock(hub_->mutex);
+    for (auto& [handle, mine] : mine_) Withdraw(mine);
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return hub_->size; }
@@ -128,46 +163,42 @@ class LocalTransport final : public Transport {
     auto transfer = std::make_unique<LocalHub::Transfer>();
     transfer->from = data.data();
     transfer->size = data.size();
-    return Start(std::move(transfer), {rank_, peer, tag}, hub_->sends, peer);
+    return Start({std::move(transfer), {rank_, peer, tag}, peer}, hub_->sends);
   }
   Handle Recv(int peer, std::uint64_t tag, std::span<std::byte> data) override {
     auto transfer = std::make_unique<LocalHub::Transfer>();
     transfer->to = data.data();
     transfer->size = data.size();
-    return Start(std::move(transfer), {peer, rank_, tag}, hub_->receives, peer);
+    return Start({std::move(transfer), {peer, rank_, tag}, peer}, hub_->receives);
   }
   Result Wait(Handle handle, Deadline deadline) override {
     std::unique_lock lock(hub_->mutex);
     auto found = mine_.find(handle);
     if (found == mine_.end()) return Result(Code::kInternal, "a transfer was waited for twice");
-    auto& [transfer, line, peer] = found->second;
-    auto over = [&, t = transfer.get(), p = peer] { return t->done || !abort_.ok() || hub_->gone.count(p) > 0; };
-    bool in_time = true;
-    if (deadline == Deadline::max()) {
-      hub_->changed.wait(lock, over);
-    } else {
-      in_time = hub_->changed.wait_until(lock, deadline, over);
-    }
+    const Mine& mine = found->second;
+    SleepUntil(hub_->ranks[rank_].transfers, lock, deadline,
+               [&] { return mine.transfer->done || !abort_.ok() || Cut(mine.peer); });
     Result result;
-    if (transfer->done) {
-      result = transfer->result;
+    if (mine.transfer->done) {
+      result = mine.transfer->result;
     } else if (!abort_.ok()) {
       result = abort_;
-    } else if (!in_time) {
-      result = Result(Code::kTimeout, "no answer from rank " + std::to_string(peer) + " in time");
+    } else if (Cut(mine.peer)) {
+      result = PeerGone(mine.peer);
     } else {
-      result = PeerGone(peer);
+      result = Result(Code::kTimeout, "rank " + std::to_string(mine.peer) + " did not answer in time");
     }
-    for (auto* table : {&hub_->sends, &hub_->receives}) {
-      if (auto queue = table->find(line); queue != table->end()) std::erase(queue->second, transfer.get());
-    }
+    Withdraw(mine);
     mine_.erase(found);
     return result;
   }
   void Abort(const Result& cause) override {
     std::lock_guard lock(hub_->mutex);
-    if (abort_.ok()) abort_ = cause;
-    hub_->changed.notify_all();
+    if (!abort_.ok()) return;
+    abort_ = cause;
+    // Nobody waits for these any more, so their memory may go at any time.
+    for (auto& [handle, mine] : mine_) Withdraw(mine);
+    hub_->ranks[rank_].transfers.notify_all();
   }
 
  private:
@@ -177,31 +208,50 @@ class LocalTransport final : public Transport {
     int peer;
   };
 
-  Handle Start(std::unique_ptr<LocalHub::Transfer> transfer, LocalHub::Line line,
-               std::map<LocalHub::Line, std::deque<LocalHub::Transfer*>>& table, int peer) {
-    std::lock_guard lock(hub_->mutex);
-    table[line].push_back(transfer.get());
-    mine_.emplace(++last_, Mine{std::move(transfer), line, peer});
-    auto& sends = hub_->sends[line];
-    auto& receives = hub_->receives[line];
-    while (!sends.empty() && !receives.empty()) {
-      LocalHub::Transfer* send = sends.front();
-      LocalHub::Transfer* receive = receives.front();
-      sends.pop_front();
-      receives.pop_front();
-      if (send->size != receive->size) {
-        receive->result = Result(Code::kTransport, "rank " + std::to_string(std::get<0>(line)) + " sent " +
-                                                       std::to_string(send->size) + " bytes where " +
-                                                       std::to_string(receive->size) + " were expected");
-      } else if (send->size > 0) {
-        std::memcpy(receive->to, send->from, send->size);
-      }
-      send->done = receive->done = true;
+  bool Cut(int peer) const { return hub_->gone.count(peer) > 0 || hub_->gone.count(rank_) > 0; }
+
+  void Withdraw(const Mine& mine) {
+    if (mine.transfer->done) return;
+    for (auto* queues : {&hub_->sends, &hub_->receives}) {
+      auto queue = queues->find(mine.line);
+      if (queue == queues->end()) continue;
+      std::erase(queue->second, mine.transfer.get());
+      if (queue->second.empty()) queues->erase(queue);
     }
-    if (sends.empty()) hub_->sends.erase(line);
-    if (receives.empty()) hub_->receives.erase(line);
-    hub_->changed.notify_all();
+  }
+
+  // Matches it with the longest waiting counterpart, or leaves it in `queues` (the hub's, of its kind).
+  Handle Start(Mine mine, LocalHub::Queues& queues) {
+    std::lock_guard lock(hub_->mutex);
+    LocalHub::Transfer* transfer = mine.transfer.get();
+    const LocalHub::Line line = mine.line;
+    const int peer = mine.peer;
+    mine_.emplace(++last_, std::move(mine));
+    if (!abort_.ok() || Cut(peer)) return last_;
+    bool is_send = &queues == &hub_->sends;
+    LocalHub::Queues& others = is_send ? hub_->receives : hub_->sends;
+    auto waiting = others.find(line);
+    if (waiting == others.end()) {
+      queues[line].push_back(transfer);
+      return last_;
+    }
+    LocalHub::Transfer* other = waiting->second.front();
+    waiting->second.pop_front();
+    if (waiting->second.empty()) others.erase(waiting);
+    Copy(is_send ? *transfer : *other, is_send ? *other : *transfer, std::get<0>(line));
+    hub_->ranks[peer].transfers.notify_all();
     return last_;
+  }
+
+  static void Copy(LocalHub::Transfer& send, LocalHub::Transfer& receive, int sender) {
+    if (send.size != receive.size) {
+      receive.result = Result(Code::kTransport, "rank " + std::to_string(sender) + " sent " +
+                                                    std::to_string(send.size) + " bytes where " +
+                                                    std::to_string(receive.size) + " were expected");
+    } else if (send.size > 0) {
+      std::memcpy(receive.to, send.from, send.size);
+    }
+    send.done = receive.done = true;
   }
 
   std::shared_ptr<LocalHub> hub_;
@@ -220,37 +270,37 @@ class LocalSegment final : public Segment {
   const std::vector<int>& ranks() const override { return ranks_; }
   int rank() const override { return rank_; }
   std::size_t ring_bytes() const override { return hub_->ring_bytes; }
-  std::byte* Peer(int rank) const override { return hub_->parts[rank].ring; }
+  std::byte* Peer(int rank) const override { return hub_->ranks[rank].ring; }
+  // The publisher stores first and looks for sleepers second, a waiter registers first and looks at the counter second
+  // (all sequentially consistent), so one of the two always sees the other.
   void Publish(Stage stage, std::uint64_t count) override {
-    hub_->parts[rank_].counters[stage].store(count);
-    // The lock orders this with a waiter between its look and its sleep.
-    std::lock_guard lock(hub_->mutex);
-    hub_->changed.notify_all();
+    auto& own = hub_->ranks[rank_];
+    own.counters[stage].store(count);
+    if (own.sleepers.load() == 0) return;
+    std::lock_guard lock(hub_->mutex);  // a waiter that has looked now sleeps
+    own.published.notify_all();
   }
   Result Await(int peer, Stage stage, std::uint64_t count, Deadline deadline) override {
-    auto& counter = hub_->parts[peer].counters[stage];
+    auto& theirs = hub_->ranks[peer];
+    auto& counter = theirs.counters[stage];
     for (int i = 0; i < kYields; ++i) {
       if (counter.load(std::memory_order_acquire) >= count) return Ok();
       sched_yield();
     }
     std::unique_lock lock(hub_->mutex);
-    auto over = [&] { return counter.load() >= count || !abort_.ok(); };
-    bool in_time = true;
-    if (deadline == Deadline::max()) {
-      hub_->changed.wait(lock, over);
-    } else {
-      in_time = hub_->changed.wait_until(lock, deadline, over);
-    }
-    if (counter.load() >= count) return Ok();
+    theirs.sleepers.fetch_add(1);
+    SleepUntil(theirs.published, lock, deadline, [&] { return counter.load() >= count || !abort_.ok(); });
+    theirs.sleepers.fetch_sub(1);
+    std::uint64_t seen = counter.load();
+    if (seen >= count) return Ok();
     if (!abort_.ok()) return abort_;
-    (void)in_time;
-    return Result(Code::kTimeout, "rank " + std::to_string(peer) + " did not reach chunk " + std::to_string(count) +
-                                      " in time");
+    return AwaitTimedOut(peer, stage, seen, count);
   }
   void Abort(const Result& cause) override {
     std::lock_guard lock(hub_->mutex);
-    if (abort_.ok()) abort_ = cause;
-    hub_->changed.notify_all();
+    if (!abort_.ok()) return;
+    abort_ = cause;
+    for (auto& peer : hub_->ranks) peer.published.notify_all();
   }
 
  private:

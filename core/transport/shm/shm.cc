@@ -1,3 +1,6 @@
+// A rank's part: a header with its counters, then its ring. Everybody writes the header (sleepers register in it), only
+// the owner can write the ring.
+//
 // Waiting between processes: a waiter yields a few times, registers in the word's sleeper count and sleeps on a futex in
 // the shared page; the publisher stores first and looks for sleepers second (both sequentially consistent), so one of
 // the two always sees the other.
@@ -16,6 +19,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "transport/segment_wait.h"
 #include "transport/shm/factory.h"
 
 namespace ronde {
@@ -23,6 +27,8 @@ namespace {
 
 constexpr int kSpins = 2000;
 constexpr int kYields = 20;
+constexpr int kReserveTries = 100;  // signals interrupt it
+constexpr std::size_t kMaxRingBytes = std::size_t{1} << 46;
 // An abort cannot wake a thread that is about to sleep on a peer's word without a lock that spans processes, so sleeps
 // are cut into slices of this length. Waits this long are rare: a slice costs nothing then.
 constexpr auto kSlice = std::chrono::milliseconds(20);
@@ -36,7 +42,7 @@ struct alignas(128) Counter {
 struct Header {
   Counter counters[Segment::kNumStages];
 };
-constexpr std::size_t kHeaderBytes = 4096;
+constexpr std::size_t kHeaderBytes = 65536;  // a multiple of every page size: the two are protected differently
 static_assert(sizeof(Header) <= kHeaderBytes);
 
 Result SystemError(const std::string& what) {
@@ -62,7 +68,6 @@ class Mapping {
   ~Mapping() {
     if (base_ != nullptr) munmap(base_, bytes_);
   }
-  // The header is writable for everybody (sleeper counts), the ring only for its owner.
   Result Map(int descriptor, std::size_t ring_bytes, bool own) {
     bytes_ = kHeaderBytes + ring_bytes;
     void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -96,25 +101,39 @@ class ShmPart {
   Mapping mapping;
 };
 
+namespace {
+
+// Room first: a store into a full file system would be a bus error.
+Result Reserve(int descriptor, std::size_t bytes, const std::string& where) {
+  int error = EINTR;
+  for (int tries = 0; error == EINTR && tries < kReserveTries; ++tries) {
+    error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+  }
+  if (error == 0) return Ok();
+  return Result(Code::kTransport, "no room for " + std::to_string(bytes) + " bytes of shared memory in " + where + ": " +
+                                      std::strerror(error));
+}
+
+}  // namespace
+
 Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
+  if (config.ring_bytes > kMaxRingBytes) {
+    return Result(Code::kArgument, "a ring of " + std::to_string(config.ring_bytes) + " bytes is too large");
+  }
   auto part = std::make_shared<ShmPart>(config);
-  std::size_t bytes = kHeaderBytes + config.ring_bytes;
   std::string where = "a memfd";
-  if (config.use_memfd) part->descriptor = memfd_create("ronde", MFD_CLOEXEC);
-  if (part->descriptor < 0) {
-    std::string path = "/dev/shm/ronde-" + config.name;
-    where = path;
-    part->descriptor = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-    if (part->descriptor < 0) return SystemError("cannot create " + path);
+  if (config.use_memfd) part->descriptor = memfd_create("ronde", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const bool is_memfd = part->descriptor >= 0;
+  if (!is_memfd) {
+    where = "/dev/shm/ronde-" + config.name;
+    part->descriptor = open(where.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (part->descriptor < 0) return SystemError("cannot create " + where);
     // Neighbours get the descriptor, so the name can go at once: nothing stays after a kill.
-    unlink(path.c_str());
+    unlink(where.c_str());
   }
-  // Room first: a store into a full file system would be a bus error.
-  int error = posix_fallocate(part->descriptor, 0, static_cast<off_t>(bytes));
-  if (error != 0) {
-    errno = error;
-    return SystemError("no room for " + std::to_string(bytes) + " bytes of shared memory in " + where);
-  }
+  RONDE_RETURN_IF_ERROR(Reserve(part->descriptor, kHeaderBytes + config.ring_bytes, where));
+  // Nobody who holds the descriptor can cut pages from under the others. A kernel without sealing does without.
+  if (is_memfd) (void)fcntl(part->descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   RONDE_RETURN_IF_ERROR(part->mapping.Map(part->descriptor, config.ring_bytes, /*own=*/true));
   new (&part->mapping.header()) Header{};
   return part;
@@ -129,19 +148,26 @@ class ShmSegment final : public Segment {
   ShmSegment(std::shared_ptr<ShmPart> own, std::vector<int> ranks) : own_(std::move(own)), ranks_(std::move(ranks)) {}
 
   Result MapPeers(const std::vector<int>& descriptors) {
+    if (descriptors.size() != ranks_.size() || !std::is_sorted(ranks_.begin(), ranks_.end()) ||
+        !std::binary_search(ranks_.begin(), ranks_.end(), rank())) {
+      return Result(Code::kInternal, "rank " + std::to_string(rank()) + " is not among the ranks of its segment");
+    }
     maps_.resize(ranks_.back() + 1, nullptr);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (ranks_[i] == rank()) {
         maps_[ranks_[i]] = &own_->mapping;
         continue;
       }
+      const std::string whose = "rank " + std::to_string(ranks_[i]) + "'s shared memory";
       struct stat status {};
-      if (fstat(descriptors[i], &status) != 0) return SystemError("cannot look at a neighbour's shared memory");
-      if (static_cast<std::size_t>(status.st_size) < kHeaderBytes + ring_bytes()) {
-        return Result(Code::kTransport, "rank " + std::to_string(ranks_[i]) + "'s shared memory is too small");
+      if (fstat(descriptors[i], &status) != 0) return SystemError("cannot look at " + whose);
+      if (static_cast<std::size_t>(status.st_size) != kHeaderBytes + ring_bytes()) {
+        return Result(Code::kTransport, whose + " has " + std::to_string(status.st_size) + " bytes instead of " +
+                                            std::to_string(kHeaderBytes + ring_bytes()));
       }
       peers_.push_back(std::make_unique<Mapping>());
-      RONDE_RETURN_IF_ERROR(peers_.back()->Map(descriptors[i], ring_bytes(), /*own=*/false));
+      Result mapped = peers_.back()->Map(descriptors[i], ring_bytes(), /*own=*/false);
+      if (!mapped.ok()) return mapped.Because(whose);
       maps_[ranks_[i]] = peers_.back().get();
     }
     return Ok();
@@ -183,7 +209,7 @@ class ShmSegment final : public Segment {
     if (aborted_.load()) return;
     cause_ = cause;
     aborted_.store(true);
-    // A waiter sleeps on a neighbour's word; waking it there only costs other waiters a second look.
+    // This rank's waiter sleeps on a neighbour's word; other ranks' waiters there only look once more.
     for (Mapping* map : maps_) {
       if (map == nullptr) continue;
       for (Counter& counter : map->header().counters) {
@@ -202,11 +228,7 @@ class ShmSegment final : public Segment {
         return cause_;
       }
       TimePoint now = Now();
-      if (now >= deadline) {
-        static constexpr const char* kStageNames[] = {"packed", "reduced", "read"};
-        return Result(Code::kTimeout, "rank " + std::to_string(peer) + " has " + kStageNames[stage] + " " +
-                                          std::to_string(seen) + " chunks, not " + std::to_string(count) + ", in time");
-      }
+      if (now >= deadline) return AwaitTimedOut(peer, stage, seen, count);
       auto slice = std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<Duration>(deadline - now, kSlice));
       timespec limit{0, static_cast<long>(slice.count())};
       syscall(SYS_futex, FutexWord(counter), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &limit, nullptr, 0);

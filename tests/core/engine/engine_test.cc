@@ -1,0 +1,289 @@
+// Engines as threads of one process over the local transport.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "backends/host/factory.h"
+#include "transport/local/factory.h"
+
+namespace ronde {
+namespace {
+
+struct Cluster {
+  int size;
+  bool segments = true;
+  Options options;
+  std::shared_ptr<LocalHub> hub;
+
+  void Run(const std::function<void(Engine&, int)>& body) {
+    options.chunk_bytes = 1024;
+    options.ring_bytes = 16 * 1024;
+    options.log_level = "off";
+    hub = CreateLocalHub(size, 16 * 1024);
+    std::vector<std::unique_ptr<Engine>> engines;
+    for (int r = 0; r < size; ++r) {
+      EngineConfig config;
+      config.options = options;
+      config.log = Log(LogLevel::kOff, false, "");
+      config.topology.rank = r;
+      config.topology.size = size;
+      config.topology.host_ids.assign(size, "h");
+      config.topology.host_names.assign(size, "h");
+      config.mailbox = CreateLocalMailbox(hub, r);
+      config.transport = CreateLocalTransport(hub, r);
+      if (segments) config.segment = CreateLocalSegment(hub, r);
+      HostBackendConfig host;
+      host.chunk_bytes = 1024;
+      host.segment = config.segment.get();
+      host.transport = config.transport.get();
+      config.backends.push_back(CreateHostBackend(host));
+      engines.push_back(Engine::Create(std::move(config)));
+    }
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] {
+        body(*engines[r], r);
+        engines[r]->Shutdown("");
+      });
+    }
+    for (auto& t : threads) t.join();
+  }
+};
+
+constexpr double kLimit = 20;
+
+Request Reduce(const std::string& name, std::vector<float>& x, Reduction reduction = Reduction::kSum) {
+  Request request;
+  request.name = name;
+  request.reduction = reduction;
+  request.tensors.push_back({"", x.data(), x.data(), DType::kFloat32, {static_cast<std::int64_t>(x.size())}});
+  return request;
+}
+
+std::shared_ptr<Operation> Submit(Engine& engine, Request request) {
+  auto operation = std::make_shared<Operation>(std::move(request));
+  Result result = engine.Submit(operation);
+  if (!result.ok()) operation->Complete(result);
+  return operation;
+}
+
+Result Wait(Engine& engine, const std::shared_ptr<Operation>& operation) {
+  if (!engine.Wait(*operation, After(kLimit))) return Result(Code::kTimeout, "the test's own limit");
+  return operation->result();
+}
+
+TEST(Engine, ManyTensorsInAnotherOrderOnEachRank) {
+  for (int size : {1, 2, 4, 7}) {
+    for (bool segments : {true, false}) {
+      Cluster{size, segments, {}, {}}.Run([&](Engine& engine, int rank) {
+        constexpr int kTensors = 40;
+        std::vector<std::vector<float>> x(kTensors);
+        std::vector<std::shared_ptr<Operation>> operations(kTensors);
+        for (int k = 0; k < kTensors; ++k) {
+          int t = (k * 7 + rank * 11) % kTensors;
+          for (int i = 0; i < t * 37 % 900; ++i) x[t].push_back(static_cast<float>(rank * 1000 + t * 10 + i));
+          operations[t] = Submit(engine, Reduce("t" + std::to_string(t), x[t]));
+        }
+        for (int t = 0; t < kTensors; ++t) {
+          Result result = Wait(engine, operations[t]);
+          ASSERT_TRUE(result.ok()) << result.message();
+          for (std::size_t i = 0; i < x[t].size(); ++i) {
+            float expected = 1000.0f * size * (size - 1) / 2 + static_cast<float>(size) * (t * 10 + static_cast<float>(i));
+            ASSERT_EQ(x[t][i], expected) << "size " << size << " tensor " << t << " element " << i;
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(Engine, AMismatchIsTheSameErrorEverywhereAndTheEngineGoesOn) {
+  std::vector<std::string> texts(3);
+  Cluster{3, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    std::vector<float> x(rank == 1 ? 5 : 4, 1.0f);
+    texts[rank] = Wait(engine, Submit(engine, Reduce("x", x))).message();
+    std::vector<float> y(3, static_cast<float>(rank));
+    ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("y", y))).ok());
+    EXPECT_EQ(y[0], 3.0f);
+  });
+  EXPECT_EQ(texts[0], "allreduce 'x': ranks disagree about shape: [4] on ranks 0, 2, [5] on rank 1");
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_EQ(texts[0], texts[2]);
+}
+
+TEST(Engine, ProcessSetsOverlapAndRunInOneOrder) {
+  Cluster{4, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    std::vector<std::vector<int>> sets = {{0, 1}, {1, 2, 3}, {0, 3}, {0, 1, 2, 3}};
+    std::vector<SetId> ids;
+    for (const auto& ranks : sets) {
+      Request add;
+      add.op = Op::kAddProcessSet;
+      add.name = "set" + std::to_string(ids.size());
+      add.ranks = ranks;
+      auto operation = Submit(engine, std::move(add));
+      ASSERT_TRUE(Wait(engine, operation).ok());
+      ids.push_back(static_cast<SetId>(operation->value));
+    }
+    EXPECT_EQ(ids[3], kGlobalSet);
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::pair<std::size_t, std::shared_ptr<Operation>>> operations;
+      std::vector<std::vector<float>> data(sets.size());
+      for (std::size_t s = 0; s < sets.size(); ++s) {
+        std::size_t set = (s + rank) % sets.size();
+        if (std::find(sets[set].begin(), sets[set].end(), rank) == sets[set].end()) continue;
+        data[set].assign(static_cast<std::size_t>(1 + round * 53 % 2000), static_cast<float>(rank + round));
+        Request request = Reduce("x", data[set]);
+        request.set = ids[set];
+        operations.emplace_back(set, Submit(engine, std::move(request)));
+      }
+      for (auto& [set, operation] : operations) {
+        ASSERT_TRUE(Wait(engine, operation).ok());
+        float expected = 0;
+        for (int r : sets[set]) expected += static_cast<float>(r + round);
+        for (float v : data[set]) ASSERT_EQ(v, expected);
+      }
+    }
+    if (rank == 3) {
+      std::vector<float> x(1);
+      Request request = Reduce("no", x);
+      request.set = ids[0];
+      EXPECT_EQ(Wait(engine, Submit(engine, std::move(request))).code(), Code::kArgument);
+    }
+  });
+}
+
+TEST(Engine, RaggedOperationsAllocateTheirOutputs) {
+  Cluster{3, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    std::vector<float> rows(static_cast<std::size_t>(rank) * 2, static_cast<float>(rank));
+    Request gather;
+    gather.op = Op::kAllgather;
+    gather.tensors.push_back({"", rows.data(), nullptr, DType::kFloat32, {rank, 2}});
+    auto operation = Submit(engine, std::move(gather));
+    ASSERT_TRUE(Wait(engine, operation).ok());
+    EXPECT_EQ(operation->outputs[0].shape, (Shape{3, 2}));
+    const auto* out = static_cast<const float*>(operation->outputs[0].data);
+    EXPECT_EQ(std::vector<float>(out, out + 6), (std::vector<float>{1, 1, 2, 2, 2, 2}));
+
+    std::vector<std::int32_t> sent;  // rank sends d rows to member d, each holding 10 * rank + d
+    for (int d = 0; d < 3; ++d) sent.insert(sent.end(), d, 10 * rank + d);
+    Request exchange;
+    exchange.op = Op::kAlltoall;
+    exchange.splits = {0, 1, 2};
+    exchange.tensors.push_back({"", sent.data(), nullptr, DType::kInt32, {3}});
+    operation = Submit(engine, std::move(exchange));
+    ASSERT_TRUE(Wait(engine, operation).ok());
+    EXPECT_EQ(operation->outputs[0].received_splits, std::vector<std::int64_t>(3, rank));
+    const auto* got = static_cast<const std::int32_t*>(operation->outputs[0].data);
+    std::vector<std::int32_t> expected;
+    for (int s = 0; s < 3; ++s) expected.insert(expected.end(), rank, 10 * s + rank);
+    EXPECT_EQ(std::vector<std::int32_t>(got, got + 3 * rank), expected);
+  });
+}
+
+TEST(Engine, JoinReleasesAllAndNamesTheLast) {
+  Cluster{2, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    for (int step = 0; step < (rank == 0 ? 3 : 5); ++step) {
+      std::vector<float> x(1, 4.0f);
+      ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("x", x, Reduction::kMin))).ok());
+      EXPECT_EQ(x[0], 4.0f);
+    }
+    Request join;
+    join.op = Op::kJoin;
+    auto operation = Submit(engine, std::move(join));
+    ASSERT_TRUE(Wait(engine, operation).ok());
+    EXPECT_EQ(operation->value, 1);
+    std::vector<float> x(1, static_cast<float>(rank + 1));
+    ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("", x, Reduction::kAverage))).ok());
+    EXPECT_EQ(x[0], 1.5f);
+  });
+}
+
+TEST(Engine, ADeadRankEndsEveryPendingAndLaterOperation) {
+  Cluster cluster{3, true, {}, {}};
+  std::atomic<int> ready{0};
+  cluster.Run([&](Engine& engine, int rank) {
+    std::vector<float> x(1);
+    ++ready;
+    while (ready < 3) std::this_thread::yield();
+    if (rank == 1) {
+      DisconnectLocal(*cluster.hub, 1);
+      return;
+    }
+    auto start = Now();
+    Result result = Wait(engine, Submit(engine, Reduce("x", x)));
+    EXPECT_EQ(result.code(), Code::kPeerLost) << result.message();
+    EXPECT_NE(result.message().find("rank 1"), std::string::npos) << result.message();
+    EXPECT_LT(Seconds(Now() - start), 1.0);
+    EXPECT_EQ(Wait(engine, Submit(engine, Reduce("y", x))).code(), Code::kPeerLost);
+  });
+}
+
+TEST(Engine, AFailureOfOneRanksProgramReachesTheOthers) {
+  Cluster{3, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    if (rank == 2) return engine.Shutdown("ValueError: boom");
+    std::vector<float> x(1);
+    Result result = Wait(engine, Submit(engine, Reduce("x", x)));
+    EXPECT_EQ(result.message(), "rank 2 (host h) failed: ValueError: boom");
+  });
+}
+
+TEST(Engine, ShutdownFailsWhatPendsHere) {
+  Cluster{2, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    std::vector<float> x(1);
+    if (rank == 0) {
+      auto pending = Submit(engine, Reduce("x", x));
+      engine.Shutdown("");
+      EXPECT_EQ(Wait(engine, pending).code(), Code::kShutdown);
+      EXPECT_EQ(Wait(engine, Submit(engine, Reduce("z", x))).code(), Code::kShutdown);
+    }
+  });
+}
+
+TEST(Engine, DoneFiresExactlyOnceWithoutALock) {
+  std::atomic<int> fired{0};
+  Cluster{2, true, {}, {}}.Run([&](Engine& engine, int) {
+    std::vector<std::vector<float>> x(100, std::vector<float>(3));
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (std::size_t t = 0; t < x.size(); ++t) {
+      Request request = Reduce("t" + std::to_string(t), x[t]);
+      request.done = [&](const Result& result) {
+        EXPECT_TRUE(result.ok());
+        std::vector<int> ignored = engine.Members(kGlobalSet).value();  // takes the engine's lock
+        ++fired;
+      };
+      operations.push_back(Submit(engine, std::move(request)));
+    }
+    for (auto& operation : operations) ASSERT_TRUE(Wait(engine, operation).ok());
+  });
+  EXPECT_EQ(fired, 200);
+}
+
+TEST(Engine, WrongRequestsAreRefusedAtTheCall) {
+  Cluster{2, true, {}, {}}.Run([&](Engine& engine, int rank) {
+    if (rank == 1) return;
+    std::vector<float> x(4);
+    auto code = [&](const std::function<void(Request&)>& change) {
+      Request request = Reduce("x", x);
+      change(request);
+      return engine.Submit(std::make_shared<Operation>(std::move(request))).code();
+    };
+    EXPECT_EQ(code([](Request& r) { r.set = 9; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.tensors.clear(); }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.tensors[0].input = nullptr; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.tensors[0].shape = {-1}; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.device = 3; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.reduction = Reduction::kAdasum; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.op = Op::kBroadcast, r.root = 2; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.op = Op::kAllgather, r.tensors[0].shape = {}; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.op = Op::kAlltoall, r.splits = {1, 2}; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.op = Op::kAlltoall, r.splits = {5, -1}; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.op = Op::kAlltoall, r.tensors[0].shape = {3}; }), Code::kArgument);
+  });
+}
+
+}  // namespace
+}  // namespace ronde
