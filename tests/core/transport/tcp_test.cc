@@ -1,0 +1,244 @@
+// Endpoints as threads of one process, on one "host" (Unix sockets, shared memory) or on several (TCP over loopback).
+#include "transport/tcp/factory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "net/socket.h"
+
+namespace ronde {
+namespace {
+
+struct Job {
+  int size = 2;
+  std::function<std::string(int)> host = [](int) { return "same"; };
+  bool shared_memory = true;
+  std::function<void(EndpointConfig&)> change = [](EndpointConfig&) {};
+  double seconds = 20;
+};
+
+using Made = std::vector<Expected<Connections>>;
+
+Made ConnectAll(const Job& setup) {
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  std::vector<std::string> blobs;
+  for (int r = 0; r < setup.size; ++r) {
+    EndpointConfig config;
+    config.rank = r;
+    config.size = setup.size;
+    config.host_id = setup.host(r);
+    config.host_name = "host-" + config.host_id;
+    config.secret = "secret";
+    config.job_options = "from " + std::to_string(r);
+    config.ring_bytes = 65536;
+    config.shared_memory = setup.shared_memory;
+    setup.change(config);
+    endpoints.push_back(std::move(Endpoint::Create(config, Log(LogLevel::kOff, false, "")).value()));
+    blobs.push_back(endpoints.back()->blob());
+  }
+  Made made;
+  for (int r = 0; r < setup.size; ++r) made.emplace_back(Result(Code::kInternal, "not run"));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < setup.size; ++r) {
+    threads.emplace_back([&, r] { made[r] = endpoints[r]->Connect(blobs, After(setup.seconds)); });
+  }
+  for (auto& t : threads) t.join();
+  return made;
+}
+
+std::string TakeText(Mailbox& mailbox, double seconds = 10) {
+  Mailbox::Event event;
+  Deadline limit = After(seconds);
+  while (!mailbox.Take(&event)) {
+    if (Now() >= limit) return "nothing came";
+    mailbox.Wait(limit, true);
+  }
+  if (!event.lost.ok()) return "lost " + std::to_string(event.peer);
+  return std::string(reinterpret_cast<const char*>(event.message.data()), event.message.size());
+}
+std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+TEST(Endpoint, RanksOfOneHostMeetAndShareMemory) {
+  auto made = ConnectAll({.size = 4});
+  for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
+  for (int r = 0; r < 4; ++r) {
+    ASSERT_NE(made[r]->segment, nullptr);
+    EXPECT_EQ(made[r]->job_options, "from 0");
+    std::memset(made[r]->segment->Peer(r), 'a' + r, 10);
+    made[r]->segment->Publish(Segment::kPacked, 1);
+  }
+  for (int r = 0; r < 4; ++r) {
+    for (int p = 0; p < 4; ++p) {
+      ASSERT_TRUE(made[r]->segment->Await(p, Segment::kPacked, 1, After(5)).ok());
+      EXPECT_EQ(static_cast<char>(made[r]->segment->Peer(p)[9]), 'a' + p);
+    }
+  }
+}
+
+TEST(Endpoint, MailboxesCarryOrderedMessagesBigOnesAndEnds) {
+  for (bool one_host : {true, false}) {
+    Job setup;
+    setup.size = 3;
+    if (!one_host) setup.host = [](int r) { return "h" + std::to_string(r); };
+    auto made = ConnectAll(setup);
+    for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
+    std::string big(4 << 20, 'b');
+    made[1]->mailbox->Post(0, Bytes("one"));
+    made[1]->mailbox->Post(0, Bytes(big));
+    std::thread flush([&] { EXPECT_TRUE(made[1]->mailbox->Flush(After(10)).ok()); });
+    EXPECT_EQ(TakeText(*made[0]->mailbox), "one");
+    EXPECT_EQ(TakeText(*made[0]->mailbox), big);
+    flush.join();
+    made[0]->mailbox->Post(2, Bytes("down"));
+    EXPECT_EQ(TakeText(*made[2]->mailbox), "down");
+    made[1]->mailbox.reset();
+    auto start = Now();
+    EXPECT_EQ(TakeText(*made[0]->mailbox), "lost 1");
+    EXPECT_LT(Seconds(Now() - start), 1);
+    made[0]->mailbox->Post(1, Bytes("into the void"));
+  }
+}
+
+TEST(Endpoint, RingEndsAWaitAlsoWhenItCameBefore) {
+  auto made = ConnectAll({.size = 2});
+  ASSERT_TRUE(made[0].ok() && made[1].ok());
+  made[0]->mailbox->Ring();
+  made[0]->mailbox->Wait(Deadline::max(), false);
+  std::thread ringer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    made[0]->mailbox->Ring();
+  });
+  made[0]->mailbox->Wait(Deadline::max(), false);
+  ringer.join();
+  auto start = Now();
+  made[0]->mailbox->Wait(After(0.03), false);
+  EXPECT_GE(Seconds(Now() - start), 0.029);
+}
+
+TEST(Endpoint, TransportMovesLargeDataBothWaysMatchedByTag) {
+  for (bool one_host : {true, false}) {
+    Job setup;
+    setup.size = 3;
+    if (!one_host) setup.host = [](int r) { return "h" + std::to_string(r); };
+    auto made = ConnectAll(setup);
+    for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
+    constexpr std::size_t kCount = 2 << 20;
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 3; ++r) {
+      threads.emplace_back([&, r] {
+        Transport& transport = *made[r]->transport;
+        std::vector<std::vector<std::uint32_t>> out(3), in(3);
+        std::vector<Transport::Handle> handles;
+        for (int p = 0; p < 3; ++p) {
+          if (p == r) continue;
+          for (std::size_t i = 0; i < kCount; ++i) out[p].push_back(static_cast<std::uint32_t>(r * 7 + p * 3 + i));
+          in[p].resize(kCount);
+          auto half = kCount / 2;
+          handles.push_back(transport.Send(p, 5, std::as_bytes(std::span(out[p]).first(half))));
+          handles.push_back(transport.Send(p, 6, std::as_bytes(std::span(out[p]).subspan(half))));
+          handles.push_back(transport.Recv(p, 6, std::as_writable_bytes(std::span(in[p]).subspan(half))));
+          handles.push_back(transport.Recv(p, 5, std::as_writable_bytes(std::span(in[p]).first(half))));
+        }
+        for (auto h : handles) {
+          Result result = transport.Wait(h, After(20));
+          ASSERT_TRUE(result.ok()) << result.message();
+        }
+        for (int p = 0; p < 3; ++p) {
+          if (p == r) continue;
+          for (std::size_t i = 0; i < kCount; i += 997) ASSERT_EQ(in[p][i], static_cast<std::uint32_t>(p * 7 + r * 3 + i));
+        }
+      });
+    }
+    for (auto& t : threads) t.join();
+  }
+}
+
+TEST(Endpoint, TransportErrorsNameTheRank) {
+  auto made = ConnectAll({.size = 2});
+  ASSERT_TRUE(made[0].ok() && made[1].ok());
+  std::vector<std::byte> data(100);
+  auto handle = made[0]->transport->Recv(1, 1, data);
+  std::thread other([&] {
+    std::vector<std::byte> out(50);
+    auto h = made[1]->transport->Send(0, 1, out);
+    EXPECT_TRUE(made[1]->transport->Wait(h, After(5)).ok());
+  });
+  Result result = made[0]->transport->Wait(handle, After(5));
+  other.join();
+  EXPECT_NE(result.message().find("rank 1"), std::string::npos) << result.message();
+  EXPECT_NE(result.message().find("50 bytes where 100"), std::string::npos) << result.message();
+
+  auto again = ConnectAll({.size = 2});
+  handle = again[0]->transport->Recv(1, 1, data);
+  auto start = Now();
+  std::thread aborter([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    again[0]->transport->Abort(Result(Code::kStall, "enough"));
+  });
+  EXPECT_EQ(again[0]->transport->Wait(handle, Deadline::max()).message(), "enough");
+  aborter.join();
+  EXPECT_LT(Seconds(Now() - start), 1);
+}
+
+TEST(Endpoint, AWrongSecretOrGenerationOrAMissingRankIsAnErrorThatNamesIt) {
+  Job setup;
+  setup.seconds = 0.6;
+  setup.change = [](EndpointConfig& c) { c.secret = c.rank ? "other" : "secret"; };
+  auto made = ConnectAll(setup);
+  EXPECT_NE(made[0].error().message().find("rank 1 (host host-same)"), std::string::npos) << made[0].error().message();
+  EXPECT_NE(made[1].error().message().find("secret"), std::string::npos) << made[1].error().message();
+  setup.change = [](EndpointConfig& c) { c.generation = static_cast<std::uint64_t>(c.rank); };
+  made = ConnectAll(setup);
+  EXPECT_FALSE(made[0].ok());
+  EXPECT_FALSE(made[1].ok());
+}
+
+TEST(Endpoint, StrangersDoNoHarm) {
+  EndpointConfig config;
+  config.size = 2;
+  config.host_id = "same";
+  config.host_name = "h";
+  config.secret = "secret";
+  config.shared_memory = false;
+  Log log(LogLevel::kOff, false, "");
+  auto first = std::move(Endpoint::Create(config, log).value());
+  config.rank = 1;
+  auto second = std::move(Endpoint::Create(config, log).value());
+  std::vector<std::string> blobs = {first->blob(), second->blob()};
+  auto at = blobs[0].find("unix:@");
+  std::string address = blobs[0].substr(at, 6 + 6 + 24);
+  std::vector<Fd> strangers;
+  for (int i = 0; i < 3; ++i) {
+    auto stranger = Dial(address, After(5));
+    ASSERT_TRUE(stranger.ok()) << stranger.error().message();
+    std::string noise = "GET / HTTP/1.1\r\n\r\n" + std::string(100, 'x');
+    (void)SendAll(stranger.value(), std::as_bytes(std::span(noise)), After(1));
+    strangers.push_back(std::move(stranger.value()));
+  }
+  std::thread other([&] { EXPECT_TRUE(second->Connect(blobs, After(15)).ok()); });
+  auto made = first->Connect(blobs, After(15));
+  EXPECT_TRUE(made.ok()) << made.error().message();
+  other.join();
+}
+
+TEST(Endpoint, OneRankNeedsNoNetwork) {
+  auto made = ConnectAll({.size = 1});
+  ASSERT_TRUE(made[0].ok());
+  EXPECT_EQ(made[0]->segment, nullptr);
+}
+
+TEST(Endpoint, TwelveRanksOnThreeHosts) {
+  Job setup;
+  setup.size = 12;
+  setup.host = [](int r) { return "h" + std::to_string(r % 3); };
+  auto made = ConnectAll(setup);
+  for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
+  EXPECT_EQ(made[4]->segment->ranks(), (std::vector<int>{1, 4, 7, 10}));
+}
+
+}  // namespace
+}  // namespace ronde
