@@ -64,7 +64,8 @@ void Pause() {
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(Mapping&& other) noexcept { std::swap(base_, other.base_), std::swap(bytes_, other.bytes_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
   ~Mapping() {
     if (base_ != nullptr) munmap(base_, bytes_);
   }
