@@ -25,7 +25,7 @@ test-python: $(VENV)/.test install
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/ronde launcher adapters/torch
+	tools/type_tree.sh build/types && cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ronde
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cc' '*.h')
 	$(BIN)/shellcheck .ci/run tools/*.sh
 	$(BIN)/python tools/check_layers.py

@@ -37,7 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-hostfile", "--hostfile", help="file with a line 'host slots=N' for each host")
     parser.add_argument("-cb", "--check-build", action="store_true", help="print what this installation can do")
     parser.add_argument("--output-filename", metavar="DIR", help="write output to DIR/rank.N/stdout and stderr")
-    parser.add_argument("-prefix-timestamp", "--prefix-timestamp", action="store_true", help="put the time before each line")
+    parser.add_argument(
+        "-prefix-timestamp", "--prefix-timestamp", action="store_true", help="put the time before each line"
+    )
     parser.add_argument("--verbose", action="store_true", help="say what is started")
     parser.add_argument("--config-file", metavar="YAML", help="options by section; flags win")
     parser.add_argument("--gloo", action="store_true", help="accepted: ronde's own controller is always used")
@@ -54,7 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
         if kind == "Bool":
             group.add_argument(flag, dest=destination, action="store_const", const="1", help=text)
             if flag.startswith("--no-"):
-                group.add_argument("--" + flag[5:], dest=destination, action="store_const", const="0", help=argparse.SUPPRESS)
+                group.add_argument(
+                    "--" + flag[5:], dest=destination, action="store_const", const="0", help=argparse.SUPPRESS
+                )
         else:
             group.add_argument(flag, dest=destination, metavar="VALUE", help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments")

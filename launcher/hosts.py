@@ -19,7 +19,9 @@ class Host:
     user: Optional[str] = None
 
 
-_SPEC = re.compile(r"^(?:(?P<user>[^@\s:]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\[\]@:\s]+))(?::(?P<slots>[^:]*))?$")
+_SPEC = re.compile(
+    r"^(?:(?P<user>[^@\s:]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\[\]@:\s]+))(?::(?P<slots>[^:]*))?$"
+)
 
 
 def _slots(text: Optional[str], where: str) -> int:

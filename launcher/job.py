@@ -98,7 +98,9 @@ class Job:
         placed = place(spec.num_proc, spec.hosts)
         for host, _ in placed:
             if not is_local(host.name):
-                raise LaunchError(f"starting workers on other hosts is not available in this release: host '{host.name}'")
+                raise LaunchError(
+                    f"starting workers on other hosts is not available in this release: host '{host.name}'"
+                )
         self.ranks = identities(placed)[0]
         self.host_name = self.ranks[0]["hostname"]
         self.events: queue.Queue[tuple[str, Any]] = queue.Queue()
@@ -146,7 +148,9 @@ class Job:
                 kind, message = self.events.get(timeout=None if limit is None else max(0.0, limit - time.monotonic()))
             except queue.Empty:
                 if self.stopping is None:
-                    raise LaunchError(f"the agent on host {self.host_name} did not start within {AGENT_START_SECONDS:.0f} s") from None
+                    raise LaunchError(
+                        f"the agent on host {self.host_name} did not start within {AGENT_START_SECONDS:.0f} s"
+                    ) from None
                 return
             if kind == "marker":
                 limit = None
@@ -169,7 +173,9 @@ class Job:
             elif kind == "eof":
                 if not self.outcome.code and self.stopping is None:
                     self.outcome.code = 1
-                    self.outcome.error = f"the agent on host {self.host_name} ended unexpectedly (code {self.agent.poll()})"
+                    self.outcome.error = (
+                        f"the agent on host {self.host_name} ended unexpectedly (code {self.agent.poll()})"
+                    )
                 return
             elif message["type"] == "started":
                 if self.spec.verbose:
@@ -190,7 +196,9 @@ class Job:
             return
         self.outcome.code = 128 - code if code < 0 else code
         self.outcome.rank = rank
-        what = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+        what = (
+            f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+        )
         self.outcome.error = f"rank {rank} on host {self.host_name} {what}" + (
             f": {message['error']}" if message["error"] else ""
         )

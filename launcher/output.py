@@ -22,7 +22,9 @@ class Output:
     ``written(n)`` is called from that thread after n bytes of workers' output were written: the agent's credit.
     """
 
-    def __init__(self, written: Callable[[int], None], directory: Optional[str] = None, timestamps: bool = False) -> None:
+    def __init__(
+        self, written: Callable[[int], None], directory: Optional[str] = None, timestamps: bool = False
+    ) -> None:
         self._written = written
         self._directory = directory
         self._timestamps = timestamps

@@ -26,7 +26,6 @@ from typing import Any, Optional
 import cloudpickle
 
 
-
 @dataclass
 class Job:
     """A test function and how to run it."""

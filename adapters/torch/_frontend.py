@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
 from ronde import _core
 from ronde._core import ArgumentError
 from ronde._frontend import Frontend, dtype_number, overlaps

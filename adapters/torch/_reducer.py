@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import torch
-
 from ronde._core import RondeError
 from ronde.basics import Average
 from ronde.common.util import split_list
@@ -18,9 +17,9 @@ from ronde.torch import mpi_ops
 
 Parameter = torch.Tensor
 
-# Optimizers whose parameters have equal names (hashed) are numbered in the order in which they first send, not
-# in which they are made: a rank may make some that it never uses.
-_serials: "defaultdict[int, itertools.count[int]]" = defaultdict(itertools.count)
+# Optimizers whose parameters have equal names (hashed) and that serve the same ranks are numbered in the order in which
+# they first send, not in which they are made: a rank may make some that it never uses.
+_serials: "defaultdict[tuple[int, tuple[int, ...]], itertools.count[int]]" = defaultdict(itertools.count)
 
 
 class GradientReducer:
@@ -53,7 +52,7 @@ class GradientReducer:
         self._sparse: set[Parameter] = set()  # had a sparse gradient before
         self._group_of: dict[Parameter, int] = {}
         self._groups: list[list[Parameter]] = []
-        self._sent: dict[Parameter, "_Sent"] = {}
+        self._sent: dict[Parameter, _Sent] = {}
         # The zeros that stood for missing gradients when an access to param_groups synchronized.
         self._stood_in: dict[Parameter, torch.Tensor] = {}
         self.set_passes(passes)
@@ -154,7 +153,9 @@ class GradientReducer:
                 if param not in self._left:
                     raise ValueError(f"groups: a parameter of group {number} is not in the optimizer")
                 if param in self._group_of:
-                    raise ValueError(f"groups: {self._names[param]!r} is in groups {self._group_of[param]} and {number}")
+                    raise ValueError(
+                        f"groups: {self._names[param]!r} is in groups {self._group_of[param]} and {number}"
+                    )
                 self._group_of[param] = number
 
     def _members(self, param: Parameter) -> list[Parameter]:
@@ -165,7 +166,8 @@ class GradientReducer:
     def _name(self, what: str) -> str:
         if self._prefix is None:
             key = zlib.crc32("\n".join(self._names.values()).encode())
-            self._prefix = f"gradient.{key:08x}.{next(_serials[key])}."
+            serial = next(_serials[key, tuple(self._process_set.ranks or ())])
+            self._prefix = f"gradient.{key:08x}.{serial}."
         return self._prefix + what
 
     # ---- sending ----
@@ -236,7 +238,7 @@ class _Sent:
                     "out of `groups` or use sparse_as_dense=True"
                 )
             name = reducer._name(reducer._names[params[0]])
-            self._handle: Any = mpi_ops.sparse_allreduce_async(self._grads[0], name, op, process_set)
+            self._handle: Any = mpi_ops.sparse_allreduce_async(self._grads[0], name, op, process_set)  # type: ignore[arg-type]
             self._contexts: Optional[list[Any]] = None
             return
         pairs = [self._compression.compress(grad) for grad in self._grads]  # type: ignore[arg-type]

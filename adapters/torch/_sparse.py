@@ -7,7 +7,6 @@ is known, the values follow by whichever way sends less: gathered beside their i
 from typing import Optional
 
 import torch
-
 from ronde._api import Api
 from ronde._core import ArgumentError
 from ronde.basics import Average, Sum
@@ -19,9 +18,7 @@ Tensor = torch.Tensor
 class SparseAllreduce:
     """A handle, for poll() and synchronize(): the result is a coalesced sparse tensor, equal on all ranks."""
 
-    def __init__(
-        self, api: Api[Tensor], tensor: Tensor, name: Optional[str], op: int, process_set: ProcessSet
-    ) -> None:
+    def __init__(self, api: Api[Tensor], tensor: Tensor, name: Optional[str], op: int, process_set: ProcessSet) -> None:
         if op not in (Average, Sum):
             raise ArgumentError("a sparse allreduce takes op=Average and op=Sum only")
         if tensor.layout != torch.sparse_coo:
@@ -47,12 +44,15 @@ class SparseAllreduce:
                 values = self._api.allgather(mine.values(), name, self._process_set)
                 if self._op == Average:
                     values = values / self._process_set.size()
-                total = torch.sparse_coo_tensor(indices, values, shape).coalesce()
+                total = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
             else:
                 dense = self._api.allreduce(mine.to_dense(), None, name, None, self._op, process_set=self._process_set)
                 ones = torch.ones(indices.shape[1], dtype=torch.bool, device=indices.device)
-                places = torch.sparse_coo_tensor(indices, ones, shape[: indices.shape[0]]).coalesce().indices()
+                merged = torch.sparse_coo_tensor(
+                    indices, ones, shape[: len(indices)], check_invariants=False
+                ).coalesce()
+                places = merged.indices()
                 values = dense[tuple(places)]
-                total = torch.sparse_coo_tensor(places, values, shape, is_coalesced=True)
+                total = torch.sparse_coo_tensor(places, values, shape, check_invariants=False, is_coalesced=True)
             self._result = total
         return self._result

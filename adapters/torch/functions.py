@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
 import torch
-
 from ronde._objects import allgather_object, broadcast_object
 from ronde.process_sets import ProcessSet, global_process_set
 from ronde.torch import mpi_ops
@@ -55,7 +54,9 @@ def broadcast_optimizer_state(
             broadcast_optimizer_state(each, root_rank, model, process_set)
         return
     name = "broadcast_optimizer_state"
-    lengths = allgather_object([len(group["params"]) for group in optimizer.param_groups], f"{name}.groups", process_set)
+    lengths = allgather_object(
+        [len(group["params"]) for group in optimizer.param_groups], f"{name}.groups", process_set
+    )
     if lengths.count(lengths[0]) != len(lengths):
         raise ValueError(f"{name}: parameter groups must have equal lengths on all ranks, but they have {lengths}")
     is_root = mpi_ops.rank() == root_rank

@@ -3,7 +3,6 @@
 from typing import Optional
 
 import torch
-
 from ronde._api import make_api
 from ronde.basics import (  # noqa: F401
     Adasum,

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Callable, Optional, Union
 
 import torch
-
 from ronde.basics import Average
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, global_process_set
@@ -143,7 +142,7 @@ def DistributedOptimizer(  # noqa: N802
     return optimizer
 
 
-def _new(class_: type) -> Any:
+def _new(class_: Any) -> Any:
     return class_.__new__(class_)
 
 

@@ -9,12 +9,11 @@ input.
 from typing import Any, Optional
 
 import torch
-from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from ronde.basics import Sum
 from ronde.process_sets import ProcessSet, global_process_set
 from ronde.torch import mpi_ops
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Tensor = torch.Tensor
 

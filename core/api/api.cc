@@ -44,8 +44,8 @@ Result CheckConfig(const ronde_config* config) {
     return Result(Code::kArgument, "ronde_config is smaller than this library's; rebuild the caller");
   }
   if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
-    return Result(Code::kArgument, "rank " + std::to_string(config->rank) + " of " + std::to_string(config->size) +
-                                       " makes no sense");
+    return Result(Code::kArgument,
+                  "rank " + std::to_string(config->rank) + " of " + std::to_string(config->size) + " makes no sense");
   }
   if (config->size > 1 && (config->secret == nullptr || config->secret[0] == '\0')) {
     return Result(Code::kArgument, "a job of several ranks needs a secret");
@@ -126,8 +126,8 @@ Result ReadRequest(const ronde_request& in, Request* out) {
     if (t.dtype < 0 || t.dtype >= static_cast<int>(std::size(kDTypes))) {
       return Result(Code::kArgument, "there is no element type " + std::to_string(t.dtype));
     }
-    out->tensors.push_back(TensorRequest{Text(t.name), t.input, t.output, static_cast<DType>(t.dtype),
-                                         Shape(t.shape, t.shape + t.ndim)});
+    out->tensors.push_back(
+        TensorRequest{Text(t.name), t.input, t.output, static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.ndim)});
   }
   if (in.allocate != nullptr) {
     out->allocate = [allocate = in.allocate, context = in.context](std::uint32_t tensor, const Shape& shape) {

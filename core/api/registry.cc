@@ -29,7 +29,9 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-Result NotHere() { return Result(Code::kNotInitialized, "ronde is not initialized in this process; call init() first"); }
+Result NotHere() {
+  return Result(Code::kNotInitialized, "ronde is not initialized in this process; call init() first");
+}
 
 }  // namespace
 

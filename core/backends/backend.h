@@ -17,9 +17,9 @@ constexpr int kHostDevice = -1;  // the device number of host memory
 // One tensor of a fused operation, on this rank. A rank that joined has null pointers: it contributes the neutral
 // element (allreduce, reducescatter), no rows (allgather, alltoall) and drops results.
 struct FusedTensor {
-  const void* input = nullptr;   // borrowed until done; may equal output
-  void* output = nullptr;        // borrowed until done; large enough for the result, allocated by the engine beforehand
-  Shape shape;                   // this rank's input shape (a joined rank's: the definition's, first dimension 0 if ragged)
+  const void* input = nullptr;  // borrowed until done; may equal output
+  void* output = nullptr;       // borrowed until done; large enough for the result, allocated by the engine beforehand
+  Shape shape;  // this rank's input shape (a joined rank's: the definition's, first dimension 0 if ragged)
   // Allgather: rows of each member, in member order. Alltoall: splits[s * members + d] = rows from member s to d.
   std::vector<std::int64_t> rows;
 };

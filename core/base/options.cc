@@ -102,10 +102,10 @@ Result Options::AdoptJob(std::string_view encoded) {
     auto name = line.substr(0, equals);
     std::string value(line.substr(equals + 1));
     bool known = false;
-#define RONDE_OPTION(member, type, NAME, default_value, scope, flag, scale, section, help)            \
-  if (name == #NAME) {                                                                                \
-    known = true;                                                                                     \
-    if (Parse(value, &member)) return Result(Code::kInternal, "rank 0 sent a bad value for " #NAME);   \
+#define RONDE_OPTION(member, type, NAME, default_value, scope, flag, scale, section, help)           \
+  if (name == #NAME) {                                                                               \
+    known = true;                                                                                    \
+    if (Parse(value, &member)) return Result(Code::kInternal, "rank 0 sent a bad value for " #NAME); \
   }
 #include "base/options.def"
 #undef RONDE_OPTION

@@ -29,11 +29,24 @@ struct OptionInfo {
 std::span<const OptionInfo> OptionTable();
 
 namespace internal {
-template <OptionType> struct OptionValue;
-template <> struct OptionValue<OptionType::Bool> { using Type = bool; };
-template <> struct OptionValue<OptionType::Int> { using Type = std::int64_t; };
-template <> struct OptionValue<OptionType::Double> { using Type = double; };
-template <> struct OptionValue<OptionType::String> { using Type = std::string; };
+template <OptionType>
+struct OptionValue;
+template <>
+struct OptionValue<OptionType::Bool> {
+  using Type = bool;
+};
+template <>
+struct OptionValue<OptionType::Int> {
+  using Type = std::int64_t;
+};
+template <>
+struct OptionValue<OptionType::Double> {
+  using Type = double;
+};
+template <>
+struct OptionValue<OptionType::String> {
+  using Type = std::string;
+};
 }  // namespace internal
 
 struct Options {

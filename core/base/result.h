@@ -50,8 +50,8 @@ inline Result Ok() { return {}; }
 template <class T>
 class [[nodiscard]] Expected {
  public:
-  Expected(T value) : value_(std::move(value)) {}         // NOLINT: implicit on purpose
-  Expected(Result error) : error_(std::move(error)) {}    // NOLINT: implicit on purpose
+  Expected(T value) : value_(std::move(value)) {}       // NOLINT: implicit on purpose
+  Expected(Result error) : error_(std::move(error)) {}  // NOLINT: implicit on purpose
   bool ok() const { return value_.has_value(); }
   const Result& error() const { return error_; }
   T& value() { return *value_; }
@@ -66,7 +66,7 @@ class [[nodiscard]] Expected {
 }  // namespace ronde
 
 // Returns from the calling function when EXPR, a Result, is an error.
-#define RONDE_RETURN_IF_ERROR(expr)                              \
-  do {                                                           \
+#define RONDE_RETURN_IF_ERROR(expr)                                                        \
+  do {                                                                                     \
     if (::ronde::Result ronde_result_ = (expr); !ronde_result_.ok()) return ronde_result_; \
   } while (false)

@@ -128,8 +128,9 @@ Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, 
       std::uint64_t k = i - kAhead;
       RONDE_RETURN_IF_ERROR(steps.AwaitOthers(Segment::kPacked, k));
       Share s = share(k, me);
-      steps.Reduce(spec, data, start(k) + s.begin, start(k) + s.end,
-                   [&](int m) { return steps.Slot(m, k) + s.begin; }, steps.Slot(me, k) + s.begin);
+      steps.Reduce(
+          spec, data, start(k) + s.begin, start(k) + s.end, [&](int m) { return steps.Slot(m, k) + s.begin; },
+          steps.Slot(me, k) + s.begin);
       steps.Publish(Segment::kReduced, k);
     }
     if (i >= 2 * kAhead) {  // take the others' results
@@ -268,8 +269,8 @@ Result Reducescatter(const SegmentCall& call, const math::ReduceSpec& spec, cons
   const int members = steps.group().size();
   const std::size_t piece = PieceBytes(call.slots.chunk_bytes(), members);
   if (piece * members > call.slots.chunk_bytes()) {
-    return Result(Code::kArgument, "RONDE_CHUNK_BYTES is too small for a reducescatter over " + std::to_string(members) +
-                                       " ranks; it needs 64 bytes for each");
+    return Result(Code::kArgument, "RONDE_CHUNK_BYTES is too small for a reducescatter over " +
+                                       std::to_string(members) + " ranks; it needs 64 bytes for each");
   }
   std::size_t largest = 0;
   for (const auto& shard : shards) largest = std::max(largest, shard.bytes());
@@ -287,8 +288,8 @@ Result Reducescatter(const SegmentCall& call, const math::ReduceSpec& spec, cons
       std::uint64_t k = i - kAhead;
       std::size_t begin = static_cast<std::size_t>(k) * piece;
       RONDE_RETURN_IF_ERROR(steps.AwaitOthers(Segment::kPacked, k));
-      steps.Reduce(spec, shards[me], begin, begin + piece, [&](int m) { return steps.Slot(m, k) + me * piece; },
-                   nullptr);
+      steps.Reduce(
+          spec, shards[me], begin, begin + piece, [&](int m) { return steps.Slot(m, k) + me * piece; }, nullptr);
       steps.Publish(Segment::kConsumed, k);
     }
   }

@@ -7,8 +7,8 @@
 // that; the readers are remembered per slot because operations of different process sets share the rings.
 //
 // Allreduce is the reduce-scatter / all-gather scheme of Rabenseifner (2004) in the form for shared memory: each rank
-// reduces its share reading all neighbours' chunks, and all read the results from the owners. Sources are combined in the
-// order of the members, so every rank holds the same bits, fused or not.
+// reduces its share reading all neighbours' chunks, and all read the results from the owners. Sources are combined in
+// the order of the members, so every rank holds the same bits, fused or not.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +60,8 @@ Result Allreduce(const SegmentCall& call, const math::ReduceSpec& spec, const St
 Result Broadcast(const SegmentCall& call, int root_member, const Stream& data);
 // gathered[m]: where member m's stream goes (outputs), and this rank's own input.
 Result Allgather(const SegmentCall& call, const std::vector<Stream>& gathered);
-// sent: this rank's rows for all members in member order. received[m].bytes() come from member m's stream at offsets[m];
-// longest: bytes of the longest stream that any member sends.
+// sent: this rank's rows for all members in member order. received[m].bytes() come from member m's stream at
+// offsets[m]; longest: bytes of the longest stream that any member sends.
 Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<Stream>& received,
                 const std::vector<std::size_t>& offsets, std::size_t longest);
 // shards[m]: this rank's input of member m's shard; the own one has outputs too.

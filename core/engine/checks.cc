@@ -72,15 +72,15 @@ Result CheckRequest(const Request& request, int rank, const std::vector<int>& me
   const std::string what = Describe(request);
   auto is_member = [&](int r) { return std::binary_search(members.begin(), members.end(), r); };
   if (!is_member(rank)) {
-    return Result(Code::kArgument, what + ": rank " + std::to_string(rank) + " is not in process set " +
-                                      std::to_string(request.set));
+    return Result(Code::kArgument,
+                  what + ": rank " + std::to_string(rank) + " is not in process set " + std::to_string(request.set));
   }
   if (op.tensors != !request.tensors.empty()) {
     return Result(Code::kArgument, what + (op.tensors ? ": no tensor was given" : " takes no tensors"));
   }
   if (op.rooted && !is_member(request.root)) {
     return Result(Code::kArgument, what + ": root rank " + std::to_string(request.root) + " is not in process set " +
-                                      std::to_string(request.set));
+                                       std::to_string(request.set));
   }
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorRequest& tensor = request.tensors[i];

@@ -15,7 +15,8 @@
 namespace ronde {
 namespace {
 
-// How long the control thread polls eagerly after something happened, so that a loop of small operations meets it awake.
+// How long the control thread polls eagerly after something happened, so that a loop of small operations meets it
+// awake.
 constexpr auto kEagerTime = std::chrono::microseconds(60);
 // How long a lost connection waits for somebody to say why the process died.
 constexpr double kCauseOfDeathSeconds = 0.3;
@@ -52,8 +53,7 @@ class EngineImpl final : public Engine {
     for (int r = 0; r < topology_.size; ++r) everyone->push_back(r);
     sets_[kGlobalSet] = std::move(everyone);
     executor_.emplace(Executor::Config{
-        topology_.rank,
-        FusionLimits{config_.options.fusion_threshold, config_.options.disable_group_fusion},
+        topology_.rank, FusionLimits{config_.options.fusion_threshold, config_.options.disable_group_fusion},
         &config_.backends,
         /*first_chunk=*/0,
         [this](SetId set, std::uint64_t number) {

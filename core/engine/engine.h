@@ -22,9 +22,9 @@ struct Topology {
   std::vector<std::string> host_ids;    // by rank
   std::vector<std::string> host_names;  // by rank
 
-  int local_rank() const;   // among the ranks of this host
+  int local_rank() const;  // among the ranks of this host
   int local_size() const;
-  int cross_rank() const;   // of this host among those that have this local rank
+  int cross_rank() const;  // of this host among those that have this local rank
   int cross_size() const;
   bool is_homogeneous() const;
   std::string Describe(int other) const;  // "rank 2 (host b)"

@@ -165,7 +165,7 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
   Result result;
   if (backend == nullptr) {  // Submit checks its own rank's; a set's members have the same backends
     result = Result(Code::kInternal, "no backend runs " + std::string(Info(fused.op).name) + " of " +
-                                        std::string(Info(fused.dtype).name));
+                                         std::string(Info(fused.dtype).name));
     config_.failed(result);
   } else {
     fused.first_chunk = next_chunk_;
@@ -265,7 +265,8 @@ void Executor::End(Job& job, std::size_t entry, const Result& result) {
   if (!operation) return;
   if (result.ok() && operation->request().allocate && operation->flag) {
     operation->Complete(Result(Code::kArgument, std::string(Info(operation->request().op).name) + " '" +
-                                                   operation->request().name + "': no memory was given for an output"));
+                                                    operation->request().name +
+                                                    "': no memory was given for an output"));
     return;
   }
   operation->Complete(result);

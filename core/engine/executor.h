@@ -21,7 +21,7 @@ namespace ronde {
 // A batch with all that this rank needs to run it.
 struct Job {
   Batch batch;
-  std::shared_ptr<const std::vector<int>> members;  // of the batch's set, ascending
+  std::shared_ptr<const std::vector<int>> members;     // of the batch's set, ascending
   std::vector<std::shared_ptr<Operation>> operations;  // by entry; null where nothing was submitted here
 };
 
@@ -57,10 +57,10 @@ class Executor {
   Result abort_cause();
 
   Config config_;
-  std::uint64_t next_chunk_;  // executor thread
+  std::uint64_t next_chunk_;       // executor thread
   std::vector<int> open_tensors_;  // executor thread: of the running job, by entry: tensors not yet run
   std::vector<std::unique_ptr<std::byte[]>> scratch_;  // executor thread: stands in for memory a user did not give
-  std::atomic<int> pending_{0};  // queued jobs, for polling without the mutex
+  std::atomic<int> pending_{0};                        // queued jobs, for polling without the mutex
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

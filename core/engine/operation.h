@@ -1,5 +1,5 @@
-// One submitted operation: what was asked, where results go, and its end. Shared by the submitter (through a handle) and
-// the engine; the memory that its pointers name is borrowed from the submitter until the operation has ended.
+// One submitted operation: what was asked, where results go, and its end. Shared by the submitter (through a handle)
+// and the engine; the memory that its pointers name is borrowed from the submitter until the operation has ended.
 #pragma once
 
 #include <atomic>

@@ -15,13 +15,11 @@ struct Plain {  // accumulates in T itself
 };
 using F32 = Plain<float, 0x7f800000>;
 using F64 = Plain<double, 0x7ff0000000000000>;
-using F16Bits = Plain<std::int16_t, 0x7c00>;   // for Min and Max, which need no wider type
+using F16Bits = Plain<std::int16_t, 0x7c00>;  // for Min and Max, which need no wider type
 using BF16Bits = Plain<std::int16_t, 0x7f80>;
 
 struct Truth : Plain<std::uint8_t> {  // bool: any byte but 0 counts as true
-  RONDE_INLINE static void Load(const char* from, V* parts) {
-    parts[0] = As<V>(Get<V>(from) != 0) & std::uint8_t{1};
-  }
+  RONDE_INLINE static void Load(const char* from, V* parts) { parts[0] = As<V>(Get<V>(from) != 0) & std::uint8_t{1}; }
 };
 
 struct Widened {  // two parts of float32
@@ -148,41 +146,53 @@ template <class E>
 struct Sum {
   template <class V>
   RONDE_INLINE static V Do(V a, V b) {
-    if constexpr (std::is_integral_v<V>) return V(std::uint64_t(a) + std::uint64_t(b));  // wraps
-    else return a + b;
+    if constexpr (std::is_integral_v<V>)
+      return V(std::uint64_t(a) + std::uint64_t(b));  // wraps
+    else
+      return a + b;
   }
 };
 template <class E>
 struct Product {
   template <class V>
   RONDE_INLINE static V Do(V a, V b) {
-    if constexpr (std::is_integral_v<V>) return V(std::uint64_t(a) * std::uint64_t(b));
-    else return a * b;
+    if constexpr (std::is_integral_v<V>)
+      return V(std::uint64_t(a) * std::uint64_t(b));
+    else
+      return a * b;
   }
 };
 template <class E>
 struct Min {
   template <class V>
   RONDE_INLINE static V Do(V a, V b) {
-    if constexpr (E::kInfinity != 0) return PickFloat<E, true>(a, b);
-    else return b < a ? b : a;
+    if constexpr (E::kInfinity != 0)
+      return PickFloat<E, true>(a, b);
+    else
+      return b < a ? b : a;
   }
 };
 template <class E>
 struct Max {
   template <class V>
   RONDE_INLINE static V Do(V a, V b) {
-    if constexpr (E::kInfinity != 0) return PickFloat<E, false>(a, b);
-    else return b > a ? b : a;
+    if constexpr (E::kInfinity != 0)
+      return PickFloat<E, false>(a, b);
+    else
+      return b > a ? b : a;
   }
 };
 template <class E>
 struct Or {
   template <class V>
-  RONDE_INLINE static V Do(V a, V b) { return a | b; }
+  RONDE_INLINE static V Do(V a, V b) {
+    return a | b;
+  }
 };
 template <class E>
 struct And {
   template <class V>
-  RONDE_INLINE static V Do(V a, V b) { return a & b; }
+  RONDE_INLINE static V Do(V a, V b) {
+    return a & b;
+  }
 };

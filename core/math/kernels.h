@@ -28,7 +28,7 @@ struct Kernels {
   using ReduceKernel = void (*)(const ReduceArgs&);
 
   const char* name;
-  ReduceKernel reduce[std::size(kReductions)][std::size(kDTypes)];  // null where not defined
+  ReduceKernel reduce[std::size(kReductions)][std::size(kDTypes)];                      // null where not defined
   void (*convert)(DType from, const void* in, DType to, void* out, std::size_t count);  // float types, from != to
   void (*copy_streaming)(void* to, const void* from, std::size_t bytes);
 };

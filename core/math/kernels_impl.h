@@ -59,8 +59,8 @@ RONDE_INLINE void Put(T value, void* to, std::size_t index = 0) {
   __builtin_memcpy(static_cast<char*>(to) + index * sizeof(T), &value, sizeof value);
 }
 
-#include "math/half_impl.h"
 #include "math/elements_impl.h"
+#include "math/half_impl.h"
 
 // ---- The kernels. ----
 
@@ -70,10 +70,14 @@ struct Scales {
   bool has_prescale, has_reciprocal, has_divisor, has_postscale;
   // Dividing by a power of two is multiplying by its reciprocal, bit for bit, and cheaper.
   explicit Scales(const ReduceArgs& args)
-      : prescale(S(args.prescale)), reciprocal(S(1) / S(args.divisor)), divisor(S(args.divisor)),
-        postscale(S(args.postscale)), has_prescale(args.prescale != 1),
+      : prescale(S(args.prescale)),
+        reciprocal(S(1) / S(args.divisor)),
+        divisor(S(args.divisor)),
+        postscale(S(args.postscale)),
+        has_prescale(args.prescale != 1),
         has_reciprocal(args.divisor != 1 && (args.divisor & (args.divisor - 1)) == 0),
-        has_divisor(args.divisor != 1 && !has_reciprocal), has_postscale(args.postscale != 1) {}
+        has_divisor(args.divisor != 1 && !has_reciprocal),
+        has_postscale(args.postscale != 1) {}
 };
 
 // One step at a byte offset: kVectors vectors of elements, or with kPartial the first `bytes` bytes of one vector.

@@ -103,8 +103,8 @@ const Kernels& BestKernels() {
 
 Result CheckReduction(Reduction reduction, DType dtype) {
   if (reduction == Reduction::kAdasum) {
-    return Result(Code::kArgument, "adasum is not available in this release (asked for on " +
-                                      std::string(Info(dtype).name) + ")");
+    return Result(Code::kArgument,
+                  "adasum is not available in this release (asked for on " + std::string(Info(dtype).name) + ")");
   }
   if (kPortableKernels.reduce[static_cast<std::size_t>(reduction)][static_cast<std::size_t>(dtype)] == nullptr) {
     return Result(Code::kArgument,
@@ -117,10 +117,14 @@ void ReduceWith(const Kernels& kernels, const ReduceSpec& spec, std::span<const 
                 void* out2, std::size_t count) {
   if (count == 0) return;
   const std::size_t bytes = count * Info(spec.dtype).size;
-  const ReduceArgs args{sources.data(), sources.size(),
-                        out,            out2,
-                        count,          spec.prescale,
-                        spec.postscale, spec.reduction == Reduction::kAverage ? spec.divisor : 1};
+  const ReduceArgs args{sources.data(),
+                        sources.size(),
+                        out,
+                        out2,
+                        count,
+                        spec.prescale,
+                        spec.postscale,
+                        spec.reduction == Reduction::kAverage ? spec.divisor : 1};
   if (sources.empty()) {
     FillNeutral(spec.reduction, spec.dtype, out, count);
     if (out2 != nullptr) Copy(out2, out, bytes);

@@ -18,8 +18,8 @@ struct Opinion {
   const Definition* definition;
   std::vector<int> ranks;
 };
-// Ok, or the first field that differs: "allreduce 'x': ranks disagree about dtype: float32 on rank 0, float64 on rank 1".
-// At least one opinion.
+// Ok, or the first field that differs: "allreduce 'x': ranks disagree about dtype: float32 on rank 0, float64 on rank
+// 1". At least one opinion.
 Result CheckAgreement(const std::vector<Opinion>& opinions);
 
 }  // namespace ronde

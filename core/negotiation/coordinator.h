@@ -39,8 +39,8 @@ class Coordinator {
   // All members are ready, have joined or have left.
   void Decide(const PendingEntry& entry, const std::vector<int>& members, const std::set<int>& joined,
               const std::set<int>& departed);
-  // The next batch that credit and linger allow. `last_joined` >= 0: all ranks have joined, so once nothing else is left a
-  // batch releases them.
+  // The next batch that credit and linger allow. `last_joined` >= 0: all ranks have joined, so once nothing else is
+  // left a batch releases them.
   std::optional<DecidedBatch> Next(TimePoint now, int last_joined);
   // Gives ids to new definitions of the batch, just before it is written. Returns the ids to evict.
   std::vector<std::uint64_t> AssignIds(DecidedBatch& batch);

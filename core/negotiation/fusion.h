@@ -1,4 +1,5 @@
-// The fusion planner: which entries of a batch run as one fused operation. A pure function of what is equal on all ranks.
+// The fusion planner: which entries of a batch run as one fused operation. A pure function of what is equal on all
+// ranks.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 namespace ronde {
 
 struct FusionLimits {
-  std::int64_t threshold = 0;         // bytes of one fused operation, over the largest member's; 0: fuse nothing
-  bool keep_groups_apart = false;     // DISABLE_GROUP_FUSION
+  std::int64_t threshold = 0;      // bytes of one fused operation, over the largest member's; 0: fuse nothing
+  bool keep_groups_apart = false;  // DISABLE_GROUP_FUSION
 };
 
 // One tensor of the batch.
@@ -20,10 +21,10 @@ struct PlannedTensor {
 };
 using Plan = std::vector<std::vector<PlannedTensor>>;
 
-// Entries that failed or have no tensors appear in no list. Tensors share a list when op, dtype, reduction, scales, root,
-// device and joined members are equal and the op is fusable; a list holds at most `threshold` bytes unless one tensor
-// alone exceeds it. Order: by first tensor; a list may gather tensors past others that do not fit it. Alltoall is never
-// fused, so each such tensor is its own list.
+// Entries that failed or have no tensors appear in no list. Tensors share a list when op, dtype, reduction, scales,
+// root, device and joined members are equal and the op is fusable; a list holds at most `threshold` bytes unless one
+// tensor alone exceeds it. Order: by first tensor; a list may gather tensors past others that do not fit it. Alltoall
+// is never fused, so each such tensor is its own list.
 Plan PlanFusion(const Batch& batch, const FusionLimits& limits, std::size_t num_members);
 
 }  // namespace ronde

@@ -18,25 +18,24 @@ constexpr std::uint8_t kProtocolVersion = 1;
 
 // Records of a message, after its version byte. Up: towards rank 0; down: away from it.
 enum class Record : std::uint8_t {
-  kReport = 1,      // up: definition, number, ranks with values
-  kJoined = 2,      // up: rank
-  kFinished = 3,    // up: set, number
-  kStalled = 4,     // up: definition, number, ready ranks
-  kBlocked = 5,     // up: rank, blocked, where
-  kEvicted = 6,     // up: id (acknowledged by the whole subtree)
-  kDeparted = 7,    // up: rank
-  kBatch = 8,       // down: a committed batch
-  kEvict = 9,       // down: id
-  kAskBlocked = 10, // down
-  kGoodbye = 11,    // between neighbours: the sender leaves
+  kReport = 1,       // up: definition, number, ranks with values
+  kJoined = 2,       // up: rank
+  kFinished = 3,     // up: set, number
+  kStalled = 4,      // up: definition, number, ready ranks
+  kBlocked = 5,      // up: rank, blocked, where
+  kEvicted = 6,      // up: id (acknowledged by the whole subtree)
+  kDeparted = 7,     // up: rank
+  kBatch = 8,        // down: a committed batch
+  kEvict = 9,        // down: id
+  kAskBlocked = 10,  // down
+  kGoodbye = 11,     // between neighbours: the sender leaves
   kGoodbyeHeard = 12,
-  kAbort = 13,      // both ways: code, message
+  kAbort = 13,  // both ways: code, message
 };
 
 class NegotiatorImpl final : public Negotiator {
  public:
-  explicit NegotiatorImpl(const NegotiatorConfig& config)
-      : config_(config), root_(config.parent < 0), stall_(config_) {
+  explicit NegotiatorImpl(const NegotiatorConfig& config) : config_(config), root_(config.parent < 0), stall_(config_) {
     std::vector<int> everyone;
     for (int r = 0; r < static_cast<int>(config_.parents.size()); ++r) everyone.push_back(r);
     for (int r : everyone) below_.push_back(IsBelow(r));
@@ -49,14 +48,15 @@ class NegotiatorImpl final : public Negotiator {
     if (!abort_.ok()) return Fail(ticket, abort_);
     if (leaving_) return Fail(ticket, Result(Code::kShutdown, "ronde was shut down on this rank"));
     if (joined_here_) {
-      return Fail(ticket, Result(Code::kArgument, Describe(definition) + ": this rank has joined; wait for join first"));
+      return Fail(ticket,
+                  Result(Code::kArgument, Describe(definition) + ": this rank has joined; wait for join first"));
     }
     const std::vector<int>* members = Members(definition.set);
     if (members == nullptr || !std::binary_search(members->begin(), members->end(), config_.rank)) {
       std::string set = std::to_string(definition.set);
-      return Fail(ticket, Result(Code::kArgument, Describe(definition) +
-                                                      (members ? ": this rank is not in process set " + set
-                                                               : ": there is no process set " + set)));
+      return Fail(ticket,
+                  Result(Code::kArgument, Describe(definition) + (members ? ": this rank is not in process set " + set
+                                                                          : ": there is no process set " + set)));
     }
     if (definition.op == Op::kJoin) {
       joined_here_ = true;
@@ -129,8 +129,7 @@ class NegotiatorImpl final : public Negotiator {
       }
       return;
     }
-    StallFinding finding =
-        stall_.Look(pending_, [this](SetId set) { return Members(set); }, Absent(), now);
+    StallFinding finding = stall_.Look(pending_, [this](SetId set) { return Members(set); }, Absent(), now);
     if (finding.ask) {
       asked_ = true;
       for (int child : LiveChildren()) To(child, Record::kAskBlocked);
@@ -385,9 +384,8 @@ class NegotiatorImpl final : public Negotiator {
   bool Covered(const PendingEntry& entry, const Set& set) const {
     if (entry.ready >= set.below.size()) return true;
     if (joined_.empty() && departed_.empty()) return false;
-    return std::all_of(set.below.begin(), set.below.end(), [&](int rank) {
-      return joined_.count(rank) || departed_.count(rank) || entry.Has(rank);
-    });
+    return std::all_of(set.below.begin(), set.below.end(),
+                       [&](int rank) { return joined_.count(rank) || departed_.count(rank) || entry.Has(rank); });
   }
 
   // Everybody below is ready: decide at rank 0, else pass it up as one report.

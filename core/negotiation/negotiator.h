@@ -4,9 +4,10 @@
 // Vocabulary.
 //   entry       one submitted operation (a single tensor or a group), matched across ranks by its key: (set, name), or
 //               for unnamed operations (set, op, submission number).
-//   definition  what must agree (wire/definition.h). Rank 0 gives each an id. Ids are never reused and never change their
-//               meaning, so a report by id always means the same definition, also while another one for the same name is
-//               under way; an evicted id stays readable until everybody below acknowledged the eviction.
+//   definition  what must agree (wire/definition.h). Rank 0 gives each an id. Ids are never reused and never change
+//   their
+//               meaning, so a report by id always means the same definition, also while another one for the same name
+//               is under way; an evicted id stays readable until everybody below acknowledged the eviction.
 //   report      "these ranks are ready for this entry", going up the tree; merged by a node when all members below it
 //               (joined ranks aside) are ready.
 //   batch       the entries of one process set that rank 0 commits together. Batches of all sets form one total order,
@@ -31,12 +32,12 @@ namespace ronde {
 
 struct NegotiatorConfig {
   int rank = 0;
-  int parent = -1;            // -1: rank 0
-  std::vector<int> children;  // direct ones
-  std::vector<int> parents;   // by rank: the whole tree, to know who is below whom
+  int parent = -1;                      // -1: rank 0
+  std::vector<int> children;            // direct ones
+  std::vector<int> parents;             // by rank: the whole tree, to know who is below whom
   std::vector<std::string> host_names;  // by rank, for messages
   std::int64_t cache_capacity = 65536;
-  Duration linger{};                   // "cycle time"
+  Duration linger{};  // "cycle time"
   bool stall_check = true;
   Duration stall_warning{};
   std::optional<Duration> stall_abort;  // set: always applies. Zero: never. Unset: the default rule (see stall.h)
@@ -48,13 +49,13 @@ using Ticket = std::uint64_t;
 
 struct AgreedEntry {
   std::shared_ptr<const Definition> definition;
-  Ticket ticket = 0;                  // 0: not submitted here (not a member, or joined)
-  std::vector<int> joined;            // members (job ranks) that take part with the neutral element
-  std::vector<Values> values;         // ragged operations: by member, in member order; a joined member's: zeros
-  Result error;                       // not ok: the entry fails everywhere with this
-  SetId new_set = 0;                  // AddProcessSet: the id given (that of an equal older set when `existed`)
+  Ticket ticket = 0;           // 0: not submitted here (not a member, or joined)
+  std::vector<int> joined;     // members (job ranks) that take part with the neutral element
+  std::vector<Values> values;  // ragged operations: by member, in member order; a joined member's: zeros
+  Result error;                // not ok: the entry fails everywhere with this
+  SetId new_set = 0;           // AddProcessSet: the id given (that of an equal older set when `existed`)
   bool existed = false;
-  int last_joined = -1;               // Join: the last rank to join
+  int last_joined = -1;  // Join: the last rank to join
 };
 
 struct Batch {
@@ -65,8 +66,8 @@ struct Batch {
 
 // What this rank's threads wait in, for stall reports. Given by the engine on demand.
 struct BlockedReport {
-  bool blocked = false;       // a thread of this rank is inside a ronde wait now
-  std::string where;          // "allreduce x", or "not inside ronde"
+  bool blocked = false;  // a thread of this rank is inside a ronde wait now
+  std::string where;     // "allreduce x", or "not inside ronde"
 };
 
 struct Actions {

@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-constexpr auto kDefaultAbort = seconds(600);          // when every missing rank is itself blocked inside ronde
+constexpr auto kDefaultAbort = seconds(600);            // when every missing rank is itself blocked inside ronde
 constexpr auto kDefaultAbortComputing = seconds(7200);  // else: a rank that computes for long is not a deadlock
 constexpr auto kAnswerTime = seconds(2);
 
@@ -60,17 +60,17 @@ StallFinding StallWatch::Look(PendingTable& pending, const std::function<const s
       const Definition& definition = entry.variants.front().definition->definition;
       std::string who = DescribeRanks(missing);
       if (missing.size() == 1) who += " (host " + config_.host_names[missing.front()] + ")";
-      finding.abort = Result(Code::kStall, ronde::Describe(definition) + ": ready on " + DescribeRanks(ready) + ", but " +
-                                               who + " did not submit it within " + SecondsText(*config_.stall_abort));
+      finding.abort =
+          Result(Code::kStall, ronde::Describe(definition) + ": ready on " + DescribeRanks(ready) + ", but " + who +
+                                   " did not submit it within " + SecondsText(*config_.stall_abort));
       return finding;
     }
     if (entry.next_warning == Duration::zero()) entry.next_warning = config_.stall_warning;
     bool warn = age >= entry.next_warning;
     bool may_abort = !config_.stall_abort && age >= kDefaultAbort;
     if (!warn && !may_abort) continue;
-    bool answered = answers_fresh && std::all_of(missing.begin(), missing.end(), [&](int rank) {
-                      return answers_.count(rank) > 0;
-                    });
+    bool answered = answers_fresh &&
+                    std::all_of(missing.begin(), missing.end(), [&](int rank) { return answers_.count(rank) > 0; });
     if (!answered && !(answers_fresh && now - asked_at_ >= kAnswerTime)) {
       want_answers = true;
       continue;
@@ -108,8 +108,8 @@ std::string StallWatch::Describe(const PendingEntry& entry, const std::vector<in
   for (std::size_t i = 0; i < missing.size(); ++i) {
     int rank = missing[i];
     auto answer = answers_.find(rank);
-    text += (i ? ", " : "") + std::string("rank ") + std::to_string(rank) + " (host " + config_.host_names[rank] + ": " +
-            (answer == answers_.end() ? "no answer" : answer->second.where) + ")";
+    text += (i ? ", " : "") + std::string("rank ") + std::to_string(rank) + " (host " + config_.host_names[rank] +
+            ": " + (answer == answers_.end() ? "no answer" : answer->second.where) + ")";
   }
   return text;
 }

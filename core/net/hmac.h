@@ -8,7 +8,7 @@
 
 namespace ronde {
 
-std::string Sha256(std::string_view data);                         // 32 bytes
+std::string Sha256(std::string_view data);                            // 32 bytes
 std::string HmacSha256(std::string_view key, std::string_view data);  // 32 bytes
 // Takes the same time wherever they differ.
 bool EqualSecrets(std::string_view a, std::string_view b);

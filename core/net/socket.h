@@ -1,5 +1,5 @@
-// Stream sockets with one owner each. All are non-blocking and close-on-exec; every wait takes a deadline; a closed peer
-// is an error value, never a signal.
+// Stream sockets with one owner each. All are non-blocking and close-on-exec; every wait takes a deadline; a closed
+// peer is an error value, never a signal.
 #pragma once
 
 #include <cstddef>

@@ -95,8 +95,8 @@ class FileStore final : public Store {
     file << value;
     file.close();
     if (!file || std::rename(temporary.c_str(), Path(key).c_str()) != 0) {
-      return Result(Code::kTransport, "cannot write into the store's directory " + directory_ + ": " +
-                                          std::strerror(errno));
+      return Result(Code::kTransport,
+                    "cannot write into the store's directory " + directory_ + ": " + std::strerror(errno));
     }
     return Ok();
   }

@@ -1,5 +1,5 @@
-// The tree of the control plane: ranks of a host under the host's lowest rank (its leader), leaders in a k-ary tree under
-// rank 0. A pure function of what is equal on all ranks.
+// The tree of the control plane: ranks of a host under the host's lowest rank (its leader), leaders in a k-ary tree
+// under rank 0. A pure function of what is equal on all ranks.
 #pragma once
 
 #include <string>

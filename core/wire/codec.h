@@ -1,5 +1,6 @@
-// Bytes of the control plane: varints (LEB128), zigzag for signed numbers, length-prefixed text. The reader checks every
-// bound, never allocates more than the bytes at hand could fill, and keeps its first error: read on, then ask ok().
+// Bytes of the control plane: varints (LEB128), zigzag for signed numbers, length-prefixed text. The reader checks
+// every bound, never allocates more than the bytes at hand could fill, and keeps its first error: read on, then ask
+// ok().
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What ranks say about an operation. A Definition holds everything that must be equal on all members of the process set;
-// it is sent whole once, then goes by its id. Values that may change per call travel beside the id.
+// What ranks say about an operation. A Definition holds everything that must be equal on all members of the process
+// set; it is sent whole once, then goes by its id. Values that may change per call travel beside the id.
 #pragma once
 
 #include <cstdint>

@@ -203,9 +203,7 @@ class Api(Generic[T]):
 
     # ---- allgather ----
 
-    def allgather(
-        self, tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
-    ) -> T:
+    def allgather(self, tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> T:
         """Joins tensors along their first dimension, in rank order, on every rank.
 
         The first dimension may differ between ranks, and be 0; the others must agree.
@@ -408,7 +406,7 @@ class Api(Generic[T]):
         def gradient(grads: list[T]) -> list[T]:
             self._check_linear("reducescatter", op)
             factor = prescale_factor * postscale_factor / (process_set.size() if op == Average else 1)
-            return [grad * factor for grad in self.grouped_allgather(grads, _gradient_name(name), process_set)]  # type: ignore[operator]
+            return [grad * factor for grad in self.grouped_allgather(grads, _gradient_name(name), process_set)]  # type: ignore[operator,misc]
 
         results = self._frontend.differentiable(forward, gradient, [tensor for tensor, _ in pairs])
         return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
@@ -497,9 +495,7 @@ class Api(Generic[T]):
             else:
                 target = frontend.row(targets[number])[0] if where == _NEW else 0
             rows.append((address, target, dtype, shape))
-        core = _core.submit(
-            _core.OPS[kind], name, rows, (sources, targets), process_set=set_id(process_set), **options
-        )
+        core = _core.submit(_core.OPS[kind], name, rows, (sources, targets), process_set=set_id(process_set), **options)
 
         def finish(core: _core.Handle) -> list[T]:
             if where == _CORE:

@@ -30,9 +30,7 @@ def broadcast_object(
     return obj if is_root else pickle.loads(data)
 
 
-def allgather_object(
-    obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The objects of all ranks, in rank order."""
     name = name or "allgather_object"
     data, ok = _dump(obj)
@@ -71,9 +69,7 @@ def _broadcast(memory: Any, count: int, dtype: int, root: int, name: str, proces
     ).wait()  # fmt: skip
 
 
-def _allgather(
-    memory: Any, shape: tuple[int, ...], dtype: int, name: str, process_set: ProcessSet
-) -> Any:
+def _allgather(memory: Any, shape: tuple[int, ...], dtype: int, name: str, process_set: ProcessSet) -> Any:
     handle = _core.submit(
         _core.OPS["allgather"], name, [(ctypes.addressof(memory), 0, dtype, shape)], memory,
         process_set=set_id(process_set),

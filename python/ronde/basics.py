@@ -28,9 +28,7 @@ _owner: Optional[int] = None  # the process that called init(), for forked child
 _has_hooks = False
 
 
-def init(
-    comm: Any = None, process_sets: Optional[Union[str, Iterable["process_sets.ProcessSet"]]] = None
-) -> None:
+def init(comm: Any = None, process_sets: Optional[Union[str, Iterable["process_sets.ProcessSet"]]] = None) -> None:
     """Meets the other ranks and starts the engine. Does nothing when it runs already.
 
     Who the ranks are is found in the environment: ronderun, torchrun, or neither (then this process is alone and no
@@ -214,9 +212,7 @@ def _install_hooks() -> None:
     previous = sys.excepthook
 
     # An exception that nobody catches ends this process: the others shall learn of it, not just see it vanish.
-    def excepthook(
-        type_: type[BaseException], value: BaseException, traceback: Optional[TracebackType]
-    ) -> None:
+    def excepthook(type_: type[BaseException], value: BaseException, traceback: Optional[TracebackType]) -> None:
         try:
             previous(type_, value, traceback)
         finally:

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from conformance import Face
 
-DTYPES = (
-    "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 bool complex64 complex128".split()
-)
+DTYPES = "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 bool complex64 complex128".split()
 
 
 def numpy_face() -> Face:

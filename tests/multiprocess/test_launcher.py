@@ -25,7 +25,9 @@ def python(code: str) -> list[str]:
 
 
 def test_each_rank_learns_who_it_is_and_lines_carry_the_rank() -> None:
-    result = run("-np", "3", *python("import os; print('I am', os.environ['RONDE_RANK'], 'of', os.environ['RONDE_SIZE'])"))
+    result = run(
+        "-np", "3", *python("import os; print('I am', os.environ['RONDE_RANK'], 'of', os.environ['RONDE_SIZE'])")
+    )
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"[{r}]<stdout>:I am {r} of 3" for r in range(3)]
 
@@ -118,7 +120,12 @@ def test_no_process_outlives_the_launcher(number: signal.Signals, tmp_path: Path
     )
     launcher = subprocess.Popen([*RONDERUN, "-np", "2", *python(code)], stderr=subprocess.DEVNULL)
     try:
-        assert _wait_for(lambda: all((tmp_path / str(r)).exists() and len((tmp_path / str(r)).read_text().split()) == 2 for r in range(2)), 20)
+        assert _wait_for(
+            lambda: all(
+                (tmp_path / str(r)).exists() and len((tmp_path / str(r)).read_text().split()) == 2 for r in range(2)
+            ),
+            20,
+        )
         pids = [int(pid) for r in range(2) for pid in (tmp_path / str(r)).read_text().split()]
         assert all(psutil.pid_exists(pid) for pid in pids)
         launcher.send_signal(number)
@@ -165,7 +172,9 @@ def test_output_files(tmp_path: Path) -> None:
 
 def test_a_slow_reader_of_the_output_does_not_hold_up_the_end() -> None:
     code = "import os, sys, time\nif os.environ['RONDE_RANK'] == '1': time.sleep(0.5); sys.exit(5)\nwhile True: print('x' * 1000)"
-    launcher = subprocess.Popen([*RONDERUN, "-np", "2", *python(code)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen(
+        [*RONDERUN, "-np", "2", *python(code)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     try:
         time.sleep(4)  # nobody reads
         assert launcher.stdout is not None
@@ -199,7 +208,9 @@ def test_bad_calls_are_refused_and_named(arguments: list[str], code: int, text: 
 def test_flags_and_the_config_file_reach_the_workers(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("params:\n  fusion-threshold-mb: 32\n  cycle-time-ms: 3\nlogging:\n  log-level: error\n")
-    show = python("import os; print({k: os.environ.get('RONDE_' + k) for k in ('FUSION_THRESHOLD', 'CYCLE_TIME', 'LOG_LEVEL')})")
+    show = python(
+        "import os; print({k: os.environ.get('RONDE_' + k) for k in ('FUSION_THRESHOLD', 'CYCLE_TIME', 'LOG_LEVEL')})"
+    )
     result = run("-np", "1", "--config-file", str(config), "--fusion-threshold-mb", "1", *show)
     assert "'FUSION_THRESHOLD': '1048576', 'CYCLE_TIME': '3.0', 'LOG_LEVEL': 'error'" in result.stdout, result
     config.write_text("params:\n  no-such-thing: 32\n")

@@ -64,7 +64,12 @@ def test_ranks_fill_hosts_in_order() -> None:
     assert [(host.name, count) for host, count in placed] == [("x.invalid", 3), ("y.invalid", 2)]
     first, second = identities(placed)
     assert [i["rank"] for i in first + second] == [0, 1, 2, 3, 4]
-    assert (second[1]["local_rank"], second[1]["local_size"], second[1]["cross_rank"], second[1]["cross_size"]) == (1, 2, 1, 2)
+    assert (second[1]["local_rank"], second[1]["local_size"], second[1]["cross_rank"], second[1]["cross_size"]) == (
+        1,
+        2,
+        1,
+        2,
+    )
     assert (first[2]["cross_rank"], first[2]["cross_size"]) == (0, 1)
     with pytest.raises(LaunchError, match="-np 8"):
         place(8, [Host("x.invalid", 3), Host("y.invalid", 4)])

@@ -15,7 +15,9 @@ PACKAGE = Path(ronde._core.__file__).parent
 
 
 def check_layers(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, ROOT / "tools" / "check_layers.py", root], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, ROOT / "tools" / "check_layers.py", root], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_includes_go_downwards_only(tmp_path: Path) -> None:
@@ -37,7 +39,9 @@ def test_the_core_includes_no_framework() -> None:
 
 def test_libraries_export_only_our_names() -> None:
     for library, allowed in ((PACKAGE / "libronde.so", "ronde_"), (Path(ronde._core.__file__), "PyInit__core")):
-        listing = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True, timeout=60)
+        listing = subprocess.run(
+            ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True, timeout=60
+        )
         names = [line.split()[-1] for line in listing.stdout.splitlines()]
         assert names and [n for n in names if not n.startswith(allowed)] == []
 

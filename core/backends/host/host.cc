@@ -180,8 +180,9 @@ class HostBackend final : public Backend {
     spec.divisor = group.size();
     if (Info(operation.op).reduces) RONDE_RETURN_IF_ERROR(math::CheckReduction(spec.reduction, spec.dtype));
     if (group.size() == 1) return Alone(operation, spec);
-    if (shared) return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds},
-                             operation, group, spec);
+    if (shared)
+      return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds},
+                   operation, group, spec);
     return RunOn(TransportCall{*config_.transport, operation.first_chunk << 8, group, config_.wait_seconds}, operation,
                  group, spec);
   }

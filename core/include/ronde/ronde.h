@@ -27,25 +27,25 @@ RONDE_API uint32_t ronde_abi_version(void);
 RONDE_API const char* ronde_version(void);
 
 /* ---- Errors ---- */
-RONDE_API int32_t ronde_error_code(const ronde_error* error);         /* a number of errors.def */
-RONDE_API const char* ronde_error_message(const ronde_error* error);  /* for the user; lives as long as the error */
+RONDE_API int32_t ronde_error_code(const ronde_error* error);        /* a number of errors.def */
+RONDE_API const char* ronde_error_message(const ronde_error* error); /* for the user; lives as long as the error */
 RONDE_API void ronde_error_free(ronde_error* error);
 
 /* ---- Tables: the vocabulary, for bindings that must not list it again ---- */
 typedef struct ronde_row {
   const char* name;
   int32_t number;
-  int32_t size;       /* dtypes: bytes per element */
-  const char* extra;  /* reductions: public name; dtypes: kind; errors: "PythonClass BaseClass retry|final" */
+  int32_t size;      /* dtypes: bytes per element */
+  const char* extra; /* reductions: public name; dtypes: kind; errors: "PythonClass BaseClass retry|final" */
 } ronde_row;
 typedef struct ronde_option_row {
-  const char* name;          /* FUSION_THRESHOLD: read as RONDE_..., else HOROVOD_... */
-  const char* type;          /* Bool, Int, Double, String */
+  const char* name; /* FUSION_THRESHOLD: read as RONDE_..., else HOROVOD_... */
+  const char* type; /* Bool, Int, Double, String */
   const char* default_text;
-  const char* scope;         /* Job or Rank */
-  const char* flag;          /* of ronderun; "" if none */
+  const char* scope; /* Job or Rank */
+  const char* flag;  /* of ronderun; "" if none */
   double flag_scale;
-  const char* section;       /* of ronderun's config file */
+  const char* section; /* of ronderun's config file */
   const char* help;
 } ronde_option_row;
 /* The row, or NULL past the end. */
@@ -60,8 +60,8 @@ RONDE_API ronde_error* ronde_store_open(const char* url, const char* secret, ron
 RONDE_API ronde_error* ronde_store_set(ronde_store* store, const char* key, const void* value, size_t size);
 /* *value is freed with ronde_free. Waits at most `seconds`. */
 RONDE_API ronde_error* ronde_store_get(ronde_store* store, const char* key, double seconds, void** value, size_t* size);
-/* Hands in blob `index` of `count` and waits for all; values[i] and sizes[i] (arrays of count) are filled, each value freed
- * with ronde_free. */
+/* Hands in blob `index` of `count` and waits for all; values[i] and sizes[i] (arrays of count) are filled, each value
+ * freed with ronde_free. */
 RONDE_API ronde_error* ronde_store_exchange(ronde_store* store, const char* key, uint32_t index, uint32_t count,
                                             const void* blob, size_t size, double seconds, void** values,
                                             size_t* sizes);
@@ -95,8 +95,8 @@ RONDE_API const void* ronde_endpoint_blob(const ronde_endpoint* endpoint, size_t
 RONDE_API ronde_error* ronde_endpoint_connect(ronde_endpoint* endpoint, const void* const* blobs, const size_t* sizes,
                                               double seconds, ronde_engine* engine);
 RONDE_API void ronde_endpoint_free(ronde_endpoint* endpoint);
-/* Ends the engine: pending operations fail. failure NULL: an orderly goodbye; else the other ranks abort and their errors say
- * it, e.g. "ValueError: boom". Ending an unknown engine is no error. */
+/* Ends the engine: pending operations fail. failure NULL: an orderly goodbye; else the other ranks abort and their
+ * errors say it, e.g. "ValueError: boom". Ending an unknown engine is no error. */
 RONDE_API ronde_error* ronde_shutdown(ronde_engine engine, const char* failure);
 RONDE_API int32_t ronde_is_initialized(ronde_engine engine);
 
@@ -110,10 +110,10 @@ RONDE_API ronde_error* ronde_get_topology(ronde_engine engine, ronde_topology* t
 
 /* ---- Operations ---- */
 typedef struct ronde_tensor {
-  const char* name;     /* of a group's member; NULL: derived from the request's name */
-  const void* input;    /* borrowed until done */
-  void* output;         /* borrowed until done; may equal input. NULL: from `allocate`, else memory of the handle's */
-  int32_t dtype;        /* wire number */
+  const char* name;  /* of a group's member; NULL: derived from the request's name */
+  const void* input; /* borrowed until done */
+  void* output;      /* borrowed until done; may equal input. NULL: from `allocate`, else memory of the handle's */
+  int32_t dtype;     /* wire number */
   int32_t ndim;
   const int64_t* shape; /* of the input */
 } ronde_tensor;
@@ -146,7 +146,8 @@ typedef struct ronde_request {
 /* An error here means that nothing was submitted and `done` will not be called. *handle may be NULL if not wanted. */
 RONDE_API ronde_error* ronde_submit(ronde_engine engine, const ronde_request* request, ronde_handle** handle);
 RONDE_API int32_t ronde_poll(const ronde_handle* handle);
-/* 1 when the operation has ended, 0 when `seconds` passed before. Negative seconds: no limit (the engine's own limits hold). */
+/* 1 when the operation has ended, 0 when `seconds` passed before. Negative seconds: no limit (the engine's own limits
+ * hold). */
 RONDE_API int32_t ronde_wait(ronde_handle* handle, double seconds);
 /* The error of an ended operation, NULL on success. */
 RONDE_API ronde_error* ronde_handle_error(const ronde_handle* handle);

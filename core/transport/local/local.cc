@@ -245,9 +245,9 @@ class LocalTransport final : public Transport {
 
   static void Copy(LocalHub::Transfer& send, LocalHub::Transfer& receive, int sender) {
     if (send.size != receive.size) {
-      receive.result = Result(Code::kTransport, "rank " + std::to_string(sender) + " sent " +
-                                                    std::to_string(send.size) + " bytes where " +
-                                                    std::to_string(receive.size) + " were expected");
+      receive.result =
+          Result(Code::kTransport, "rank " + std::to_string(sender) + " sent " + std::to_string(send.size) +
+                                       " bytes where " + std::to_string(receive.size) + " were expected");
     } else if (send.size > 0) {
       std::memcpy(receive.to, send.from, send.size);
     }

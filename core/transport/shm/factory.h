@@ -16,17 +16,17 @@ class ShmPart;
 struct ShmConfig {
   int rank = 0;
   std::size_t ring_bytes = 4 << 20;
-  bool spin = false;         // true only if every local rank has a core of its own
-  bool use_memfd = true;     // tests turn it off to reach the /dev/shm fallback
-  std::string name;          // unique per job, generation and rank; only the fallback uses it
+  bool spin = false;      // true only if every local rank has a core of its own
+  bool use_memfd = true;  // tests turn it off to reach the /dev/shm fallback
+  std::string name;       // unique per job, generation and rank; only the fallback uses it
 };
 // Fails with the reason when the host gives no shared memory; the caller falls back to sockets.
 Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config);
 // The file descriptor to pass to the neighbours (SCM_RIGHTS); owned by the part. The fallback's file is opened, then
 // unlinked, so that nothing stays after a kill.
 int ShmDescriptor(const ShmPart& part);
-// Maps the neighbours' parts. `descriptors[i]` belongs to `ranks[i]` (ascending, own rank included: its entry is ignored);
-// borrowed: they may be closed afterwards. Mappings are MADV_DONTFORK.
+// Maps the neighbours' parts. `descriptors[i]` belongs to `ranks[i]` (ascending, own rank included: its entry is
+// ignored); borrowed: they may be closed afterwards. Mappings are MADV_DONTFORK.
 Expected<std::unique_ptr<Segment>> CreateShmSegment(std::shared_ptr<ShmPart> own, const std::vector<int>& ranks,
                                                     const std::vector<int>& descriptors);
 

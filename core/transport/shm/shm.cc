@@ -1,9 +1,9 @@
 // A rank's part: a header with its counters, then its ring. Everybody writes the header (sleepers register in it), only
 // the owner can write the ring.
 //
-// Waiting between processes: a waiter yields a few times, registers in the word's sleeper count and sleeps on a futex in
-// the shared page; the publisher stores first and looks for sleepers second (both sequentially consistent), so one of
-// the two always sees the other.
+// Waiting between processes: a waiter yields a few times, registers in the word's sleeper count and sleeps on a futex
+// in the shared page; the publisher stores first and looks for sleepers second (both sequentially consistent), so one
+// of the two always sees the other.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -45,9 +45,7 @@ struct Header {
 constexpr std::size_t kHeaderBytes = 65536;  // a multiple of every page size: the two are protected differently
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-Result SystemError(const std::string& what) {
-  return Result(Code::kTransport, what + ": " + std::strerror(errno));
-}
+Result SystemError(const std::string& what) { return Result(Code::kTransport, what + ": " + std::strerror(errno)); }
 
 // The word that a futex sleeps on: the low half of the count.
 std::uint32_t* FutexWord(Counter& counter) {
@@ -111,8 +109,8 @@ Result Reserve(int descriptor, std::size_t bytes, const std::string& where) {
     error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
   }
   if (error == 0) return Ok();
-  return Result(Code::kTransport, "no room for " + std::to_string(bytes) + " bytes of shared memory in " + where + ": " +
-                                      std::strerror(error));
+  return Result(Code::kTransport, "no room for " + std::to_string(bytes) + " bytes of shared memory in " + where +
+                                      ": " + std::strerror(error));
 }
 
 }  // namespace
@@ -160,7 +158,7 @@ class ShmSegment final : public Segment {
         continue;
       }
       const std::string whose = "rank " + std::to_string(ranks_[i]) + "'s shared memory";
-      struct stat status {};
+      struct stat status{};
       if (fstat(descriptors[i], &status) != 0) return SystemError("cannot look at " + whose);
       if (static_cast<std::size_t>(status.st_size) != kHeaderBytes + ring_bytes()) {
         return Result(Code::kTransport, whose + " has " + std::to_string(status.st_size) + " bytes instead of " +

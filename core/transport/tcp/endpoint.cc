@@ -1,10 +1,10 @@
+#include <poll.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <optional>
-#include <poll.h>
 
 #include "net/hmac.h"
 #include "transport/shm/factory.h"
@@ -17,7 +17,7 @@ std::string HostId() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   for (const char* space : {"net", "ipc", "user"}) {
-    struct stat status {};
+    struct stat status{};
     if (stat((std::string("/proc/self/ns/") + space).c_str(), &status) == 0) id += "-" + std::to_string(status.st_ino);
   }
   return id;
@@ -72,8 +72,8 @@ class EndpointImpl final : public Endpoint {
 
   Result ReadBlobs(const std::vector<std::string>& blobs) {
     if (static_cast<int>(blobs.size()) != meeting_->config.size) {
-      return Result(Code::kArgument, std::to_string(blobs.size()) + " ranks came, not " +
-                                         std::to_string(meeting_->config.size));
+      return Result(Code::kArgument,
+                    std::to_string(blobs.size()) + " ranks came, not " + std::to_string(meeting_->config.size));
     }
     for (std::size_t r = 0; r < blobs.size(); ++r) {
       auto info = PeerInfo::Decode(blobs[r]);
@@ -122,7 +122,8 @@ class EndpointImpl final : public Endpoint {
   }
 
   // The ranks of this host agree on shared memory through their leader: each says whether it has some, the leader hands
-  // everybody's to everybody, each says whether it could map it, the leader closes the matter. One "no" is a no for all.
+  // everybody's to everybody, each says whether it could map it, the leader closes the matter. One "no" is a no for
+  // all.
   Expected<std::unique_ptr<Segment>> ShareMemory(const Tree& tree, std::map<int, Fd>& sockets, Deadline deadline) {
     std::vector<int> local;
     for (const auto& peer : meeting_->peers) {
@@ -197,8 +198,8 @@ class EndpointImpl final : public Endpoint {
       RONDE_RETURN_IF_ERROR(tell());
     }
     if (!note.empty()) {
-      meeting_->log.Warning("host " + own_.host_name + " gives no shared memory, so its ranks use sockets (slower): " +
-                            note);
+      meeting_->log.Warning("host " + own_.host_name +
+                            " gives no shared memory, so its ranks use sockets (slower): " + note);
       segment.reset();
     }
     return segment;

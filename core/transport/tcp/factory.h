@@ -18,11 +18,11 @@ namespace ronde {
 struct EndpointConfig {
   int rank = 0;
   int size = 1;
-  std::string host_id;      // equal exactly for ranks that share a host (see HostId())
-  std::string host_name;    // for messages
-  std::string secret;       // of the job; empty only for size 1
+  std::string host_id;           // equal exactly for ranks that share a host (see HostId())
+  std::string host_name;         // for messages
+  std::string secret;            // of the job; empty only for size 1
   std::uint64_t generation = 0;  // counts init() in this job; a handshake of another generation is refused
-  std::string job_options;  // Options::EncodeJob() of this rank; everyone adopts rank 0's
+  std::string job_options;       // Options::EncodeJob() of this rank; everyone adopts rank 0's
   std::size_t ring_bytes = 4 << 20;
   bool shared_memory = true;  // offer it to the ranks of this host
   double peer_timeout = 30;
@@ -32,10 +32,10 @@ struct EndpointConfig {
 struct Connections {
   std::unique_ptr<Mailbox> mailbox;      // connected to the tree parent and children (see tree.h)
   std::unique_ptr<Transport> transport;  // connects to a peer when first used
-  std::unique_ptr<Segment> segment;      // of this host's ranks; null when shared memory is off or failed, with a warning
-  std::string job_options;               // rank 0's
-  std::vector<std::string> host_ids;     // by rank
-  std::vector<std::string> host_names;   // by rank
+  std::unique_ptr<Segment> segment;   // of this host's ranks; null when shared memory is off or failed, with a warning
+  std::string job_options;            // rank 0's
+  std::vector<std::string> host_ids;  // by rank
+  std::vector<std::string> host_names;  // by rank
 };
 
 class Endpoint {

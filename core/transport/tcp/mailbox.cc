@@ -21,7 +21,9 @@ constexpr int kRing = -1;  // epoll's name for the eventfd; peers go by their ra
 class SocketMailbox final : public Mailbox {
  public:
   SocketMailbox(std::shared_ptr<const Meeting> meeting, std::map<int, Fd> sockets)
-      : meeting_(std::move(meeting)), epoll_(epoll_create1(EPOLL_CLOEXEC)), ring_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      : meeting_(std::move(meeting)),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        ring_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     Watch(ring_.get(), kRing, EPOLLIN, EPOLL_CTL_ADD);
     for (auto& [peer, socket] : sockets) {
       Watch(socket.get(), peer, EPOLLIN, EPOLL_CTL_ADD);

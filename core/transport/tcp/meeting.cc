@@ -134,7 +134,8 @@ Expected<Fd> Meeting::DialPeer(int peer, const std::string& purpose, Deadline de
     if (Now() + kRetry >= deadline) break;
     std::this_thread::sleep_for(kRetry);
   }
-  return Result(Code::kTimeout, other.Describe() + " could not be reached (" + purpose + " connection): " + last.message());
+  return Result(Code::kTimeout,
+                other.Describe() + " could not be reached (" + purpose + " connection): " + last.message());
 }
 
 int Meeting::AcceptPeer(const Fd& listener, const std::string& purpose, Fd* result) const {

@@ -207,7 +207,8 @@ class SocketTransport final : public Transport {
       iovec parts[2];
       int count = 0;
       if (item.header_sent < sizeof item.header) {
-        parts[count++] = {reinterpret_cast<char*>(&item.header) + item.header_sent, sizeof item.header - item.header_sent};
+        parts[count++] = {reinterpret_cast<char*>(&item.header) + item.header_sent,
+                          sizeof item.header - item.header_sent};
       }
       if (item.left > 0) parts[count++] = {const_cast<std::byte*>(item.data), item.left};
       msghdr message{};
@@ -242,8 +243,9 @@ class SocketTransport final : public Transport {
         queue->second.pop_front();
         if (queue->second.empty()) link.receives.erase(queue);
         if (item.bytes != link.header.bytes) {
-          Result wrong(Code::kTransport, meeting_->peers[peer].Describe() + " sent " + std::to_string(link.header.bytes) +
-                                             " bytes where " + std::to_string(item.bytes) + " were expected");
+          Result wrong(Code::kTransport, meeting_->peers[peer].Describe() + " sent " +
+                                             std::to_string(link.header.bytes) + " bytes where " +
+                                             std::to_string(item.bytes) + " were expected");
           Finish(item.handle, wrong);
           Break(link, wrong);
           return true;

@@ -1,7 +1,5 @@
-// The host backend over every carrier: ranks are threads, each (rank, tensor, element) has its own value, and what must come
-// out is computed here in long double.
-#include "backends/host/factory.h"
-
+// The host backend over every carrier: ranks are threads, each (rank, tensor, element) has its own value, and what must
+// come out is computed here in long double.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "backends/host/factory.h"
 #include "math/math.h"
 #include "transport/local/factory.h"
 #include "transport/shm/factory.h"
@@ -55,7 +54,9 @@ std::vector<Rank> MakeRanks(Carrier carrier, int size, double wait_seconds = 20)
 }
 
 // A small whole number, different for every (rank, tensor, element) nearby, exact in every type.
-int ValueOf(int rank, std::size_t tensor, std::size_t i) { return static_cast<int>((rank * 5 + tensor * 3 + i) % 7) + 1; }
+int ValueOf(int rank, std::size_t tensor, std::size_t i) {
+  return static_cast<int>((rank * 5 + tensor * 3 + i) % 7) + 1;
+}
 
 template <class T>
 T FromInt(int v) {
@@ -181,15 +182,19 @@ TEST_P(HostBackendTest, RandomOperationsOnOverlappingSetsOneAfterTheOther) {
       }
     }
     std::size_t count = members.size();
-    Op kind = std::vector<Op>{Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall}[random() % 5];
+    Op kind = std::vector<Op>{Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter,
+                              Op::kAlltoall}[random() % 5];
     std::size_t tensors = kind == Op::kAlltoall ? 1 : 1 + random() % 3;
     std::vector<std::vector<std::int64_t>> rows(tensors);
     for (auto& list : rows) {
       std::size_t n = kind == Op::kAllgather ? count : kind == Op::kAlltoall ? count * count : 1;
-      for (std::size_t i = 0; i < n; ++i) list.push_back(static_cast<std::int64_t>(random() % 5 == 0 ? 0 : random() % 300));
+      for (std::size_t i = 0; i < n; ++i)
+        list.push_back(static_cast<std::int64_t>(random() % 5 == 0 ? 0 : random() % 300));
     }
     int root = members[random() % count];
-    auto value = [&](int rank, std::size_t t, std::int64_t i) { return static_cast<float>(rank * 100 + t * 10 + i % 9); };
+    auto value = [&](int rank, std::size_t t, std::int64_t i) {
+      return static_cast<float>(rank * 100 + t * 10 + i % 9);
+    };
     std::vector<std::vector<std::vector<float>>> in(job.size, std::vector<std::vector<float>>(tensors)), out = in;
     auto split = [&](std::int64_t total, std::size_t m) {
       auto n = static_cast<std::int64_t>(count), k = static_cast<std::int64_t>(m);

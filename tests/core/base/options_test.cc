@@ -40,8 +40,10 @@ TEST(OptionsTest, RondeWinsOverHorovod) {
 }
 
 TEST(OptionsTest, AnErrorNamesVariableAndValue) {
-  const Environment wrong[] = {{{"RONDE_CACHE_CAPACITY", "12x"}},   {{"RONDE_CACHE_CAPACITY", ""}},
-                               {{"HOROVOD_CACHE_CAPACITY", "1.5"}}, {{"RONDE_DETERMINISTIC", "maybe"}},
+  const Environment wrong[] = {{{"RONDE_CACHE_CAPACITY", "12x"}},
+                               {{"RONDE_CACHE_CAPACITY", ""}},
+                               {{"HOROVOD_CACHE_CAPACITY", "1.5"}},
+                               {{"RONDE_DETERMINISTIC", "maybe"}},
                                {{"RONDE_START_TIMEOUT", "soon"}}};
   for (const auto& environment : wrong) {
     const auto options = Read(environment);

@@ -48,9 +48,9 @@ TEST(ErrorTableTest, NumbersAndNamesAreUnique) {
   std::set<int> numbers = {0};
   std::set<std::string> names = {std::string(CodeName(Code::kOk))};
   std::size_t rows = 1;
-#define RONDE_ERROR(id, number, python, base, retry)           \
-  ++rows;                                                      \
-  numbers.insert(number);                                      \
+#define RONDE_ERROR(id, number, python, base, retry) \
+  ++rows;                                            \
+  numbers.insert(number);                            \
   names.insert(std::string(CodeName(static_cast<Code>(number))));
 #include "base/errors.def"
 #undef RONDE_ERROR

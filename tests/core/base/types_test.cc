@@ -25,7 +25,7 @@ TEST(TypesTest, SizesAndKindsMatchTheNames) {
     const auto digits = name.find_first_of("0123456789");
     const std::size_t bits = digits == std::string::npos ? 8 : std::stoul(name.substr(digits));
     EXPECT_EQ(row.size * 8, bits) << name;
-    const Kind kind = name == "bool"         ? Kind::Bool
+    const Kind kind = name == "bool"          ? Kind::Bool
                       : name.starts_with("u") ? Kind::UInt
                       : name.starts_with("i") ? Kind::Int
                       : name.starts_with("c") ? Kind::Complex

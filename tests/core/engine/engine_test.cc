@@ -92,7 +92,8 @@ TEST(Engine, ManyTensorsInAnotherOrderOnEachRank) {
           Result result = Wait(engine, operations[t]);
           ASSERT_TRUE(result.ok()) << result.message();
           for (std::size_t i = 0; i < x[t].size(); ++i) {
-            float expected = 1000.0f * size * (size - 1) / 2 + static_cast<float>(size) * (t * 10 + static_cast<float>(i));
+            float expected =
+                1000.0f * size * (size - 1) / 2 + static_cast<float>(size) * (t * 10 + static_cast<float>(i));
             ASSERT_EQ(x[t][i], expected) << "size " << size << " tensor " << t << " element " << i;
           }
         }

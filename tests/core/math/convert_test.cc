@@ -27,9 +27,8 @@ class ConvertTest : public ::testing::TestWithParam<const char*> {
   }
   const Kernels* kernels_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(All, ConvertTest, ::testing::ValuesIn(kInstructionSets), [](const auto& info) {
-  return std::string(info.param);
-});
+INSTANTIATE_TEST_SUITE_P(All, ConvertTest, ::testing::ValuesIn(kInstructionSets),
+                         [](const auto& info) { return std::string(info.param); });
 
 struct Narrow {
   DType dtype;

@@ -17,9 +17,8 @@ class ReduceTest : public ::testing::TestWithParam<const char*> {
   }
   const Kernels* kernels_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(All, ReduceTest, ::testing::ValuesIn(kInstructionSets), [](const auto& info) {
-  return std::string(info.param);
-});
+INSTANTIATE_TEST_SUITE_P(All, ReduceTest, ::testing::ValuesIn(kInstructionSets),
+                         [](const auto& info) { return std::string(info.param); });
 
 // Exactly as large as its contents, so that an address sanitizer sees a read or write beyond them.
 template <class T>
@@ -57,8 +56,8 @@ void Check(const Kernels& kernels, const ReduceSpec& spec, std::size_t sources_c
     ASSERT_TRUE(Same<T>(out[i], expected[i]))
         << kernels.name << " " << Info(spec.reduction).name << " " << Info(spec.dtype).name << ": element " << i
         << " of " << count << ", " << sources_count << " sources, alias " << alias << ", prescale " << spec.prescale
-        << ", postscale " << spec.postscale << ", divisor " << spec.divisor << ": " << Shown<T>(out[i])
-        << ", expected " << Shown<T>(expected[i]);
+        << ", postscale " << spec.postscale << ", divisor " << spec.divisor << ": " << Shown<T>(out[i]) << ", expected "
+        << Shown<T>(expected[i]);
     ASSERT_TRUE(Same<T>(second.data[i], expected[i])) << "out2, element " << i;
   }
   if (alias == kNewMemory) {  // the sources are as they were
@@ -73,9 +72,8 @@ void Check(const Kernels& kernels, const ReduceSpec& spec, std::size_t sources_c
 
 void CheckAll(const Kernels& kernels, ReduceSpec spec, std::size_t sources, std::size_t count, int alias,
               std::size_t skip, std::uint64_t seed) {
-  Dispatch(spec.dtype, [&](auto element) {
-    Check<decltype(element)>(kernels, spec, sources, count, alias, skip, seed);
-  });
+  Dispatch(spec.dtype,
+           [&](auto element) { Check<decltype(element)>(kernels, spec, sources, count, alias, skip, seed); });
 }
 
 template <class F>

@@ -35,8 +35,8 @@ inline double Decode(std::uint16_t bits, Format format) {
     return std::copysign(mantissa ? std::numeric_limits<double>::quiet_NaN() : infinity, sign);
   }
   if (exponent == 0) return sign * std::ldexp(mantissa, format.min_exponent - format.mantissa_bits);
-  return sign * std::ldexp((1 << format.mantissa_bits) + mantissa,
-                           exponent - format.max_exponent - format.mantissa_bits);
+  return sign *
+         std::ldexp((1 << format.mantissa_bits) + mantissa, exponent - format.max_exponent - format.mantissa_bits);
 }
 
 inline std::uint16_t Encode(double value, Format format) {  // to nearest even, once
@@ -178,16 +178,22 @@ bool Same(T a, T b) {
 // As Same, and 0 equals -0.
 template <class T>
 bool Equal(T a, T b) {
-  if constexpr (kIsComplex<T>) return Equal(a.real(), b.real()) && Equal(a.imag(), b.imag());
-  else if constexpr (kIsHalf<T>) return Same(a, b) || ((a.bits | b.bits) & 0x7fff) == 0;
-  else return a == b || Same(a, b);
+  if constexpr (kIsComplex<T>)
+    return Equal(a.real(), b.real()) && Equal(a.imag(), b.imag());
+  else if constexpr (kIsHalf<T>)
+    return Same(a, b) || ((a.bits | b.bits) & 0x7fff) == 0;
+  else
+    return a == b || Same(a, b);
 }
 
 template <class T>
 double Shown(T value) {
-  if constexpr (kIsHalf<T>) return Decode(value.bits, kFormat<T>);
-  else if constexpr (kIsComplex<T>) return static_cast<double>(value.real());
-  else return static_cast<double>(value);
+  if constexpr (kIsHalf<T>)
+    return Decode(value.bits, kFormat<T>);
+  else if constexpr (kIsComplex<T>)
+    return static_cast<double>(value.real());
+  else
+    return static_cast<double>(value);
 }
 
 // A value for tests: mostly random ones whose sums round, some extremes. Integers use all bits unless the reduction is
@@ -207,8 +213,10 @@ T Value(std::mt19937_64& random, bool small) {
     const double extremes[] = {0.0, -0.0, kInfinity, -kInfinity, std::nan(""), 1e-6, 1e-40, -3e-310, 6e4, -1e38, 1e300};
     double value = (static_cast<double>(random() >> 11) * 0x1p-53 - 0.5) * 8;
     if (!small && random() % 4 == 0) value = extremes[random() % std::size(extremes)];
-    if constexpr (kIsHalf<T>) return {Encode(value, kFormat<T>)};
-    else return static_cast<T>(value);
+    if constexpr (kIsHalf<T>)
+      return {Encode(value, kFormat<T>)};
+    else
+      return static_cast<T>(value);
   }
 }
 

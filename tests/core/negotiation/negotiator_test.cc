@@ -55,8 +55,8 @@ TEST(Negotiator, MismatchNamesFieldValuesAndRanksAlikeEverywhereAndTheJobGoesOn)
       {"root", root, other, "broadcast 'x': ranks disagree about the root rank: 0 on ranks 0, 2, 1 on rank 1"});
   other = Reduce("x");
   other.device = 0;
-  cases.push_back(
-      {"device", Reduce("x"), other, "allreduce 'x': ranks disagree about the device: host on ranks 0, 2, device 0 on rank 1"});
+  cases.push_back({"device", Reduce("x"), other,
+                   "allreduce 'x': ranks disagree about the device: host on ranks 0, 2, device 0 on rank 1"});
   for (unsigned seed = 1; seed < 6; ++seed) {
     for (const auto& tree : {Star(3), Chain(3)}) {
       for (const auto& item : cases) {
@@ -201,9 +201,10 @@ TEST(Negotiator, AStallIsReportedWithWhatTheMissingWaitInAndAbortsAtTheUsersLimi
     for (int i = 0; i < 15; ++i) job.Tick(0.1);
     ASSERT_EQ(job.logs.size(), 1u);
     EXPECT_NE(job.logs[0].find("allreduce 'x' has waited"), std::string::npos) << job.logs[0];
-    EXPECT_NE(job.logs[0].find("ready on rank 2; missing: rank 0 (host h0: not inside ronde), rank 1 (host h1: waiting in "
-                               "broadcast 'y')"),
-              std::string::npos)
+    EXPECT_NE(
+        job.logs[0].find("ready on rank 2; missing: rank 0 (host h0: not inside ronde), rank 1 (host h1: waiting in "
+                         "broadcast 'y')"),
+        std::string::npos)
         << job.logs[0];
     EXPECT_EQ(job.ended[2][ticket].times, 0);
     for (int i = 0; i < 20; ++i) job.Tick(0.1);
@@ -348,7 +349,8 @@ TEST(Negotiator, AnyInterleavingGivesOneOrder) {
           ASSERT_EQ(mine.entries[e].values, root.entries[e].values);
           ASSERT_EQ(mine.entries[e].error.message(), root.entries[e].error.message());
         }
-        Plan plan = PlanFusion(mine, FusionLimits{64, false}, 1), expected = PlanFusion(root, FusionLimits{64, false}, 1);
+        Plan plan = PlanFusion(mine, FusionLimits{64, false}, 1),
+             expected = PlanFusion(root, FusionLimits{64, false}, 1);
         ASSERT_EQ(plan.size(), expected.size());
       }
     }

@@ -1,6 +1,6 @@
 // One suite per seam, run over every implementation. The tests are in conformance_test.cc; an implementation joins with
 //
-//   INSTANTIATE_TEST_SUITE_P(Tcp, TransportTest, ::testing::Values(World::Maker(MakeTcpWorld)));
+//   INSTANTIATE_TEST_SUITE_P(Tcp, TransportTest, ::testing::Values(Implementation{"tcp", MakeTcpWorld}));
 //
 // in its own *_test.cc (likewise MailboxTest and SegmentTest).
 #pragma once
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,8 +32,6 @@ struct World {
   std::function<void(int)> kill;
   std::shared_ptr<void> keep;  // what the objects need; goes last
 
-  using Maker = std::function<World(int size)>;
-
   void Kill(int rank) {
     if (kill) return kill(rank);
     if (!transports.empty()) transports[rank].reset();
@@ -40,9 +39,22 @@ struct World {
   }
 };
 
-class TransportTest : public ::testing::TestWithParam<World::Maker> {};
-class MailboxTest : public ::testing::TestWithParam<World::Maker> {};
-class SegmentTest : public ::testing::TestWithParam<World::Maker> {};
+struct Implementation {
+  std::string name;
+  std::function<World(int size)> make;
+  friend void PrintTo(const Implementation& implementation, std::ostream* out) { *out << implementation.name; }
+};
+
+class ConformanceTest : public ::testing::TestWithParam<Implementation> {
+ protected:
+  static World Make(int size) { return GetParam().make(size); }
+};
+class TransportTest : public ConformanceTest {};
+class MailboxTest : public ConformanceTest {};
+class SegmentTest : public ConformanceTest {};
+
+// "" or what went wrong, so that a failed test shows it.
+inline std::string Failure(const Result& result) { return result.ok() ? "" : result.message(); }
 
 // Runs body(rank) on a thread per rank and waits for all; the body's own waits have deadlines.
 template <class Body>

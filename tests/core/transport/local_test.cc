@@ -1,6 +1,5 @@
-#include "transport/local/factory.h"
-
 #include "transport/conformance.h"
+#include "transport/local/factory.h"
 
 namespace ronde::testing {
 namespace {
@@ -17,9 +16,9 @@ World MakeLocalWorld(int size) {
   return world;
 }
 
-INSTANTIATE_TEST_SUITE_P(Local, TransportTest, ::testing::Values(World::Maker(MakeLocalWorld)));
-INSTANTIATE_TEST_SUITE_P(Local, MailboxTest, ::testing::Values(World::Maker(MakeLocalWorld)));
-INSTANTIATE_TEST_SUITE_P(Local, SegmentTest, ::testing::Values(World::Maker(MakeLocalWorld)));
+INSTANTIATE_TEST_SUITE_P(Local, TransportTest, ::testing::Values(Implementation{"local", MakeLocalWorld}));
+INSTANTIATE_TEST_SUITE_P(Local, MailboxTest, ::testing::Values(Implementation{"local", MakeLocalWorld}));
+INSTANTIATE_TEST_SUITE_P(Local, SegmentTest, ::testing::Values(Implementation{"local", MakeLocalWorld}));
 
 TEST(LocalTest, TheDisconnectedRankLosesEverybody) {
   World world = MakeLocalWorld(3);

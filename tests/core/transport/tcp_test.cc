@@ -1,6 +1,4 @@
 // Endpoints as threads of one process, on one "host" (Unix sockets, shared memory) or on several (TCP over loopback).
-#include "transport/tcp/factory.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <thread>
 
 #include "net/socket.h"
+#include "transport/tcp/factory.h"
 
 namespace ronde {
 namespace {
@@ -149,7 +148,8 @@ TEST(Endpoint, TransportMovesLargeDataBothWaysMatchedByTag) {
         }
         for (int p = 0; p < 3; ++p) {
           if (p == r) continue;
-          for (std::size_t i = 0; i < kCount; i += 997) ASSERT_EQ(in[p][i], static_cast<std::uint32_t>(p * 7 + r * 3 + i));
+          for (std::size_t i = 0; i < kCount; i += 997)
+            ASSERT_EQ(in[p][i], static_cast<std::uint32_t>(p * 7 + r * 3 + i));
         }
       });
     }

@@ -19,8 +19,7 @@ TEST(TreeTest, RanksOfAHostGoUnderItsLowestRank) {
   // Worked out by hand: leaders 0 (a), 1 (b), 4 (c), 5 (d), 6 (e); arity 2, so 1 and 4 under 0, 5 and 6 under 1.
   Tree tree = BuildTree({"a", "b", "a", "b", "c", "d", "e", "d", "a"}, 2);
   EXPECT_EQ(tree.parent, (std::vector<int>{-1, 0, 0, 1, 0, 1, 1, 5, 0}));
-  EXPECT_EQ(tree.children,
-            (std::vector<std::vector<int>>{{1, 2, 4, 8}, {3, 5, 6}, {}, {}, {}, {7}, {}, {}, {}}));
+  EXPECT_EQ(tree.children, (std::vector<std::vector<int>>{{1, 2, 4, 8}, {3, 5, 6}, {}, {}, {}, {7}, {}, {}, {}}));
 }
 
 TEST(TreeTest, EveryLayoutGivesATree) {

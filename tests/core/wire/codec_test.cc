@@ -20,7 +20,8 @@ Definition Sample(std::mt19937& random) {
   d.name = std::string(random() % 40, 'n') + std::string("\0\xff", 2);
   for (int t = 0; t < 1 + static_cast<int>(random() % 3); ++t) {
     TensorSpec tensor{"t" + std::to_string(t), kDTypes[random() % std::size(kDTypes)].id, {}};
-    for (int k = 0; k < 1 + static_cast<int>(random() % 4); ++k) tensor.shape.push_back(static_cast<std::int64_t>(random() % 1000000) << (random() % 30));
+    for (int k = 0; k < 1 + static_cast<int>(random() % 4); ++k)
+      tensor.shape.push_back(static_cast<std::int64_t>(random() % 1000000) << (random() % 30));
     d.tensors.push_back(tensor);
   }
   d.ranks = {0, 5, 70000};
@@ -42,8 +43,8 @@ TEST(Codec, DefinitionsComeBackAsTheyWent) {
 
 TEST(Codec, NumbersAtTheirLimits) {
   Writer writer;
-  const std::int64_t values[] = {0, -1, 1, 63, 64, -64, -65, std::numeric_limits<std::int64_t>::max(),
-                                 std::numeric_limits<std::int64_t>::min()};
+  const std::int64_t values[] = {
+      0, -1, 1, 63, 64, -64, -65, std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
   for (auto v : values) writer.Signed(v);
   writer.Unsigned(std::numeric_limits<std::uint64_t>::max());
   auto bytes = writer.Take();
@@ -61,7 +62,8 @@ TEST(Codec, CutAndChangedMessagesAreErrorsNotCrashes) {
     Write(writer, Sample(random));
     auto bytes = writer.Take();
     if (i % 2) bytes.resize(random() % bytes.size());
-    for (int k = 0; k < 3 && !bytes.empty() && i % 3; ++k) bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    for (int k = 0; k < 3 && !bytes.empty() && i % 3; ++k)
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     Reader reader(bytes);
     ReadDefinition(reader);
     refused += !reader.ok();
