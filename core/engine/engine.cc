@@ -287,6 +287,10 @@ class EngineImpl final : public Engine {
     Actions actions = negotiator_->Take();
     for (auto& [level, text] : actions.logs) log_.Write(level, text);
     for (auto& [peer, message] : actions.messages) mailbox_->Post(peer, message);
+    if (!actions.closed.ok()) {
+      std::lock_guard lock(inbox_mutex_);
+      if (closed_.ok()) closed_ = actions.closed;
+    }
     if (!actions.abort.ok() && !aborted_) {
       aborted_ = true;
       log_.Debug("aborting: " + actions.abort.message() + " (" + actions.abort.place() + ")");
@@ -331,10 +335,26 @@ class EngineImpl final : public Engine {
         operation = std::move(found->second);
         tickets_.erase(found);
       }
+      if (!operation && NeedsMine(entry, *job.members)) {
+        // Given up by Goodbye while rank 0 was committing it: the others must not wait for, or add up, what never
+        // comes.
+        Result left(Code::kShutdown, std::string(Info(entry.definition->op).name) + " '" + entry.definition->name +
+                                         "': " + topology_.Describe(topology_.rank) + " has shut down");
+        executor_->Abort(left);  // before it could run the batch without this rank's data
+        negotiator_->Abort(left);
+      }
       job.operations.push_back(std::move(operation));
     }
     job.batch = std::move(batch);
     executor_->Push(std::move(job));
+  }
+
+  // Whether others count on this rank's data for the entry.
+  bool NeedsMine(const AgreedEntry& entry, const std::vector<int>& members) const {
+    auto holds = [this](const std::vector<int>& ranks) {
+      return std::find(ranks.begin(), ranks.end(), topology_.rank) != ranks.end();
+    };
+    return entry.error.ok() && Info(entry.definition->op).tensors && holds(members) && !holds(entry.joined);
   }
 
   // Leaving: let running batches finish, say goodbye, give neighbours a moment to hear it.

@@ -59,8 +59,10 @@ RONDE_INLINE void Put(T value, void* to, std::size_t index = 0) {
   __builtin_memcpy(static_cast<char*>(to) + index * sizeof(T), &value, sizeof value);
 }
 
-#include "math/elements_impl.h"
+// clang-format off: the second builds on the first
 #include "math/half_impl.h"
+#include "math/elements_impl.h"
+// clang-format on
 
 // ---- The kernels. ----
 

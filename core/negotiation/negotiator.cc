@@ -30,7 +30,8 @@ enum class Record : std::uint8_t {
   kAskBlocked = 10,  // down
   kGoodbye = 11,     // between neighbours: the sender leaves
   kGoodbyeHeard = 12,
-  kAbort = 13,  // both ways: code, message
+  kAbort = 13,   // both ways: code, message
+  kClosed = 14,  // down: why nothing more can be agreed
 };
 
 class NegotiatorImpl final : public Negotiator {
@@ -46,6 +47,7 @@ class NegotiatorImpl final : public Negotiator {
   void Submit(Ticket ticket, const Definition& definition, const Values& values, TimePoint now) override {
     now_ = now;
     if (!abort_.ok()) return Fail(ticket, abort_);
+    if (!closed_.ok()) return Fail(ticket, closed_);
     if (leaving_) return Fail(ticket, Result(Code::kShutdown, "ronde was shut down on this rank"));
     if (joined_here_) {
       return Fail(ticket,
@@ -164,7 +166,7 @@ class NegotiatorImpl final : public Negotiator {
   }
 
   void Lost(int peer, const Result& cause, TimePoint) override {
-    bool expected = gone_.count(peer) || leaving_;
+    bool expected = gone_.count(peer) || said_goodbye_.count(peer) || leaving_;
     gone_.insert(peer);
     if (!expected) Abort(cause);
   }
@@ -199,6 +201,7 @@ class NegotiatorImpl final : public Negotiator {
     actions.batches.swap(batches_);
     actions.failed.swap(failed_);
     actions.logs.swap(logs_);
+    actions.closed = closed_;
     actions.abort = abort_;
     return actions;
   }
@@ -243,6 +246,14 @@ class NegotiatorImpl final : public Negotiator {
     return writer;
   }
   void Fail(Ticket ticket, const Result& why) { failed_.emplace_back(ticket, why); }
+  // Nothing more can be agreed, but nothing broke either.
+  void Close(const Result& why) {
+    if (!closed_.ok() || !abort_.ok()) return;
+    closed_ = why;
+    for (int child : LiveChildren()) To(child, Record::kClosed).Text(why.message());
+    FailMine(why);
+    pending_.clear();
+  }
   void FailMine(const Result& why) {
     for (auto& [key, mine] : tickets_) Fail(mine.ticket, why);
     tickets_.clear();
@@ -336,9 +347,14 @@ class NegotiatorImpl final : public Negotiator {
         heard_.insert(peer);
         To(peer, Record::kGoodbyeHeard);
         if (peer == config_.parent && !leaving_) {
-          Abort(Result(Code::kShutdown, "rank " + std::to_string(peer) + " (host " + Host(peer) + ") has shut down"));
+          Close(Result(Code::kShutdown, "rank " + std::to_string(peer) + " (host " + Host(peer) + ") has shut down"));
         }
         return;
+      case Record::kClosed: {
+        std::string text = reader.Text();
+        if (reader.ok()) Close(Result(Code::kShutdown, text));
+        return;
+      }
       case Record::kGoodbyeHeard: heard_.insert(peer); return;
       case Record::kAbort: {
         auto code = static_cast<Code>(reader.Byte());
@@ -360,7 +376,8 @@ class NegotiatorImpl final : public Negotiator {
   void Report(const DefinitionPtr& definition, std::uint64_t number, std::vector<Contribution> contributions,
               TimePoint now) {
     auto set = sets_.find(definition->definition.set);
-    if (set == sets_.end()) return;  // removed meanwhile: each rank's submission fails when it hears of that
+    if (set == sets_.end() || !closed_.ok())
+      return;  // removed meanwhile: each rank's submission fails when it hears of that
     std::string key = KeyOf(definition->definition, number);
     auto [place, added] = pending_.try_emplace(key);
     PendingEntry& entry = place->second;
@@ -654,6 +671,7 @@ class NegotiatorImpl final : public Negotiator {
   bool asked_ = false;
   std::set<int> said_goodbye_, heard_, gone_;  // neighbours
   std::map<std::uint64_t, int> evictions_;     // acknowledgements still awaited, by id
+  Result closed_;
   Result abort_;
   TimePoint now_{};  // of the last call that brought one
 

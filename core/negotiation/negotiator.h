@@ -75,6 +75,9 @@ struct Actions {
   std::vector<Batch> batches;                                    // to execute, in this order; sets not ours included
   std::vector<std::pair<Ticket, Result>> failed;                 // local submissions that end without a batch
   std::vector<std::pair<LogLevel, std::string>> logs;
+  // Not ok: the tree is gone because its upper end left in good order. What was committed still runs; everything else,
+  // now and later, fails with this.
+  Result closed;
   Result abort;  // not ok: the engine must stop for good with this cause; all later submissions fail with it
 };
 

@@ -244,6 +244,25 @@ TEST(Engine, ShutdownFailsWhatPendsHere) {
   });
 }
 
+TEST(Engine, LeavingWithAnOperationUnderWayIsAnErrorForTheOthersNeverAWrongResult) {
+  for (int round = 0; round < 60; ++round) {
+    int leaver = round % 2;
+    Cluster{2, true, {}, {}}.Run([&](Engine& engine, int rank) {
+      std::vector<float> x(1000, static_cast<float>(rank + 1));
+      auto operation = Submit(engine, Reduce("x", x));
+      if (rank == leaver) {
+        std::this_thread::sleep_for(std::chrono::microseconds(round * 3));
+        engine.Shutdown("");
+      }
+      Result result = Wait(engine, operation);
+      EXPECT_NE(result.code(), Code::kTimeout);
+      if (result.ok()) {
+        for (float v : x) ASSERT_EQ(v, 3.0f);
+      }
+    });
+  }
+}
+
 TEST(Engine, DoneFiresExactlyOnceWithoutALock) {
   std::atomic<int> fired{0};
   Cluster{2, true, {}, {}}.Run([&](Engine& engine, int) {

@@ -264,6 +264,25 @@ TEST(Negotiator, OperationsThatNeedALeftRankFailAndNameIt) {
   EXPECT_TRUE(job.aborts[1].ok());
 }
 
+TEST(Negotiator, WhenTheRootLeavesWhatWasCommittedStandsAndTheRestFails) {
+  Simulation job({Chain(3)});
+  std::vector<Ticket> committed;
+  for (int r = 0; r < 3; ++r) committed.push_back(job.Submit(r, Reduce("x")));
+  job.Run();
+  Ticket open = job.Submit(2, Reduce("y"));
+  job.node(0).Goodbye(job.now);
+  job.Collect(0);
+  job.Run();
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_TRUE(job.ended[r][committed[r]].result.ok());
+    EXPECT_TRUE(job.aborts[r].ok()) << job.aborts[r].message();
+  }
+  EXPECT_EQ(job.ended[2][open].result.message(), "rank 0 (host h0) has shut down");
+  Ticket late = job.Submit(1, Reduce("z"));
+  EXPECT_EQ(job.ended[1][late].result.code(), Code::kShutdown);
+  EXPECT_TRUE(job.node(0).goodbye_complete());
+}
+
 TEST(Negotiator, NonsenseAbortsAndNamesTheSender) {
   std::mt19937 random(7);
   int malformed = 0;
