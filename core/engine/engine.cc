@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -18,6 +20,10 @@ namespace {
 // How long the control thread polls eagerly after something happened, so that a loop of small operations meets it
 // awake.
 constexpr auto kEagerTime = std::chrono::microseconds(60);
+// How long a user's thread drives the engine without anything moving before it sleeps.
+constexpr auto kDriveTime = std::chrono::microseconds(100);
+// How long after a user's thread drove the control thread leaves the engine to it.
+constexpr auto kParkTime = std::chrono::microseconds(400);
 // How long a lost connection waits for somebody to say why the process died.
 constexpr double kCauseOfDeathSeconds = 0.3;
 // How long a failure of the data plane waits for the control plane to name the dead rank.
@@ -104,7 +110,7 @@ class EngineImpl final : public Engine {
   }
 
   bool Wait(Operation& operation, Deadline deadline) override {
-    if (operation.done()) return true;
+    if (Drive(operation, deadline)) return true;
     BlockedScope scope(*this, operation);
     return operation.Wait(deadline);
   }
@@ -166,7 +172,8 @@ class EngineImpl final : public Engine {
 
   void WakeControl() {
     // The control thread sets asleep_ before its last look at the inbox, so one of the two sees the other.
-    if (asleep_.exchange(false)) mailbox_->Ring();
+    // Only the control thread clears it: a thread that drives may have taken the ring before it woke anybody.
+    if (asleep_.load()) mailbox_->Ring();
   }
 
   BlockedReport Blocked() {
@@ -177,12 +184,45 @@ class EngineImpl final : public Engine {
     return {false, "not inside ronde"};
   }
 
+  // A thread that waits anyway does the engine's work itself: no hand-over to other threads, which costs more than a
+  // small operation. It drives as long as something moves and a moment longer; then the control thread takes over again
+  // by itself (see ControlMain). Returns whether the operation has ended.
+  bool Drive(Operation& operation, Deadline deadline) {
+    TimePoint until = Now() + kDriveTime;
+    while (!operation.done()) {
+      TimePoint now = Now();
+      if (now >= until || now >= deadline) return operation.done();
+      bool active = false;
+      if (std::unique_lock token(driver_, std::try_to_lock); token.owns_lock() && !leaving_ && !aborted_) {
+        active = RunCycle(/*wake_executor=*/false);
+        last_driven_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+      }
+      executor_->TryRunOne();
+      if (active) {
+        until = Now() + kDriveTime;
+      } else if (!operation.done()) {
+        sched_yield();
+      }
+    }
+    return true;
+  }
+
+  bool DrivenLately(TimePoint now) const {
+    return now - TimePoint(Duration(last_driven_.load(std::memory_order_relaxed))) < kParkTime;
+  }
+
   // ---- Control thread ----
 
   void ControlMain() {
     TimePoint eager_until = Now();
     while (true) {
-      bool active = RunCycle();
+      if (DrivenLately(Now())) {
+        // A user's thread does the work; look again when it may have stopped.
+        std::this_thread::sleep_for(kParkTime / 2);
+        continue;
+      }
+      std::unique_lock token(driver_);
+      bool active = RunCycle(/*wake_executor=*/true);
       if (leaving_ && DoneLeaving()) break;
       TimePoint now = Now();
       if (active) {
@@ -196,9 +236,12 @@ class EngineImpl final : public Engine {
       }
       Deadline wake = std::min(negotiator_->NextWake(), failure_deadline_);
       if (leaving_) wake = std::min(wake, leave_deadline_);
-      mailbox_->Wait(wake, negotiator_->busy() || now < eager_until);
+      bool eager = negotiator_->busy() || now < eager_until;
+      token.unlock();
+      mailbox_->Wait(wake, eager);
       asleep_.store(false);
     }
+    std::unique_lock token(driver_);
     // The end: whatever is still here ends with the reason why this engine stopped.
     Result reason;
     {
@@ -207,7 +250,7 @@ class EngineImpl final : public Engine {
     }
     executor_->Abort(reason);
     (void)executor_->WaitIdle(After(config_.options.shutdown_timeout));
-    RunCycle();
+    RunCycle(/*wake_executor=*/true);
     for (auto& [ticket, operation] : tickets_) operation->Complete(reason);
     tickets_.clear();
   }
@@ -219,9 +262,9 @@ class EngineImpl final : public Engine {
   }
 
   // One round: takes in what came, hands out what was decided. Returns whether anything happened.
-  bool RunCycle() {
+  bool RunCycle(bool wake_executor) {
     TimePoint now = Now();
-    bool active = TakeInbox(now);
+    bool active = false;
     Mailbox::Event event;
     while (mailbox_->Take(&event)) {
       active = true;
@@ -231,12 +274,14 @@ class EngineImpl final : public Engine {
         PeerEnded(event.peer, event.lost);
       }
     }
+    // After the mailbox: Take clears a ring, and what was rung for must be seen after that.
+    active |= TakeInbox(now);
     if (now >= failure_deadline_) {  // nobody gave a better cause
       failure_deadline_ = Deadline::max();
       negotiator_->Abort(failure_);
     }
     if (now >= negotiator_->NextWake()) negotiator_->Tick(now, Blocked());
-    return HandOut() || active;
+    return HandOut(wake_executor) || active;
   }
 
   bool TakeInbox(TimePoint now) {
@@ -283,7 +328,7 @@ class EngineImpl final : public Engine {
     negotiator_->Lost(peer, cause, Now());
   }
 
-  bool HandOut() {
+  bool HandOut(bool wake_executor) {
     Actions actions = negotiator_->Take();
     for (auto& [level, text] : actions.logs) log_.Write(level, text);
     for (auto& [peer, message] : actions.messages) mailbox_->Post(peer, message);
@@ -300,7 +345,7 @@ class EngineImpl final : public Engine {
       }
       executor_->Abort(actions.abort);
     }
-    for (auto& batch : actions.batches) Execute(std::move(batch));
+    for (auto& batch : actions.batches) Execute(std::move(batch), wake_executor);
     for (auto& [ticket, result] : actions.failed) {
       auto found = tickets_.find(ticket);
       if (found == tickets_.end()) continue;
@@ -311,7 +356,7 @@ class EngineImpl final : public Engine {
     return !actions.messages.empty() || !actions.batches.empty() || !actions.failed.empty();
   }
 
-  void Execute(Batch batch) {
+  void Execute(Batch batch, bool wake_executor) {
     Job job;
     {
       std::lock_guard lock(sets_mutex_);
@@ -346,7 +391,7 @@ class EngineImpl final : public Engine {
       job.operations.push_back(std::move(operation));
     }
     job.batch = std::move(batch);
-    executor_->Push(std::move(job));
+    executor_->Push(std::move(job), wake_executor);
   }
 
   // Whether others count on this rank's data for the entry.
@@ -369,7 +414,7 @@ class EngineImpl final : public Engine {
       }
       said_goodbye_ = true;
       negotiator_->Goodbye(now);
-      HandOut();
+      HandOut(/*wake_executor=*/true);
       leave_deadline_ = now + FromSeconds(kGoodbyeSeconds);
       (void)mailbox_->Flush(leave_deadline_);
     }
@@ -385,7 +430,8 @@ class EngineImpl final : public Engine {
   const Log log_;
   std::unique_ptr<Mailbox> mailbox_;  // control thread; Ring from any
 
-  // Control thread.
+  // The right to drive the engine: guards all of this block and the mailbox (Ring and Wait aside).
+  std::mutex driver_;
   std::unique_ptr<Negotiator> negotiator_;
   std::unordered_map<Ticket, std::shared_ptr<Operation>> tickets_;
   Ticket last_ticket_ = 0;
@@ -397,6 +443,7 @@ class EngineImpl final : public Engine {
   bool said_goodbye_ = false;
   Deadline leave_deadline_ = Deadline::max();
 
+  std::atomic<Duration::rep> last_driven_{0};  // by a user's thread
   std::atomic<bool> asleep_{false};
   std::mutex inbox_mutex_;  // guards inbox_ and closed_
   Inbox inbox_;

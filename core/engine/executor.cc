@@ -55,11 +55,36 @@ Executor::~Executor() {
   thread_.join();
 }
 
-void Executor::Push(Job job) {
+void Executor::Push(Job job, bool wake) {
   std::lock_guard lock(mutex_);
   queue_.push_back(std::move(job));
   pending_.fetch_add(1, std::memory_order_release);
-  if (sleeping_) changed_.notify_all();
+  if (sleeping_ && wake) changed_.notify_all();
+}
+
+void Executor::Take(Job* job) {
+  *job = std::move(queue_.front());
+  queue_.pop_front();
+  pending_.fetch_sub(1, std::memory_order_relaxed);
+  running_ = true;
+}
+
+void Executor::Finish() {
+  std::lock_guard lock(mutex_);
+  running_ = false;
+  changed_.notify_all();  // WaitIdle; and this thread's fellow, if more is queued
+}
+
+void Executor::TryRunOne() {
+  if (pending_.load(std::memory_order_acquire) == 0) return;
+  Job job;
+  {
+    std::lock_guard lock(mutex_);
+    if (queue_.empty() || running_) return;
+    Take(&job);
+  }
+  Run(job);
+  Finish();
 }
 
 void Executor::Abort(const Result& cause) {
@@ -85,25 +110,19 @@ void Executor::Main() {
   while (Pop(&job)) {
     Run(job);
     job = Job{};
+    Finish();
   }
 }
 
 bool Executor::Pop(Job* job) {
-  {
-    std::lock_guard lock(mutex_);
-    running_ = false;
-    if (queue_.empty()) changed_.notify_all();  // WaitIdle
-  }
   for (int i = 0; i < kYields && pending_.load(std::memory_order_acquire) == 0; ++i) sched_yield();
   std::unique_lock lock(mutex_);
   sleeping_ = true;
-  changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // idle; Push and the destructor wake it
+  // Idle; Push, Finish and the destructor wake it.
+  changed_.wait(lock, [this] { return !running_ && (stop_ || !queue_.empty()); });
   sleeping_ = false;
   if (queue_.empty()) return false;
-  *job = std::move(queue_.front());
-  queue_.pop_front();
-  pending_.fetch_sub(1, std::memory_order_relaxed);
-  running_ = true;
+  Take(job);
   return true;
 }
 

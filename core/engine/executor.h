@@ -41,7 +41,11 @@ class Executor {
   explicit Executor(Config config);
   ~Executor();  // runs out the queue, then ends the thread
 
-  void Push(Job job);
+  // `wake` false: the caller calls TryRunOne right away.
+  void Push(Job job, bool wake = true);
+  // Runs the next job in the calling thread, if one waits and none runs: a user's thread that waits anyway saves the
+  // way through the executor's thread.
+  void TryRunOne();
   // Any thread: every queued and later job ends with the cause, the running one as soon as its waits notice.
   void Abort(const Result& cause);
   // False: the deadline passed with jobs still running.
@@ -50,6 +54,8 @@ class Executor {
  private:
   void Main();
   bool Pop(Job* job);
+  void Take(Job* job);  // the next job; mutex_ is held
+  void Finish();        // of a job taken
   void Run(Job& job);
   void RunList(Job& job, const std::vector<PlannedTensor>& list);
   FusedTensor Prepare(Job& job, const PlannedTensor& planned, int member);
@@ -57,9 +63,10 @@ class Executor {
   Result abort_cause();
 
   Config config_;
-  std::uint64_t next_chunk_;       // executor thread
-  std::vector<int> open_tensors_;  // executor thread: of the running job, by entry: tensors not yet run
-  std::vector<std::unique_ptr<std::byte[]>> scratch_;  // executor thread: stands in for memory a user did not give
+  // Owned by whoever runs a job (running_).
+  std::uint64_t next_chunk_;
+  std::vector<int> open_tensors_;                      // of the running job, by entry: tensors not yet run
+  std::vector<std::unique_ptr<std::byte[]>> scratch_;  // stands in for memory a user did not give
   std::atomic<int> pending_{0};                        // queued jobs, for polling without the mutex
 
   std::mutex mutex_;  // guards all below

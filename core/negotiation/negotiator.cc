@@ -465,7 +465,9 @@ class NegotiatorImpl final : public Negotiator {
   void PrepareEntry(DecidedEntry& entry) {
     const Definition& definition = entry.known->definition;
     if (!entry.error.ok()) return;
-    if (definition.op == Op::kAddProcessSet) {
+    if (int left = LeftMember(entry, departed_); left >= 0) {
+      entry.error = HasLeft(definition, left);
+    } else if (definition.op == Op::kAddProcessSet) {
       for (const auto& [id, set] : sets_) {
         if (set.members == definition.ranks) {
           entry.new_set = id;
@@ -495,6 +497,21 @@ class NegotiatorImpl final : public Negotiator {
         coordinator_->DropSet(id);
       }
     }
+  }
+
+  // A member that left after it was ready and before the batch reached it, so that its data will not come; -1: none.
+  int LeftMember(const DecidedEntry& entry, const std::set<int>& left) const {
+    const std::vector<int>* members = Members(entry.known->definition.set);
+    if (left.empty() || members == nullptr || !entry.error.ok() || !Info(entry.known->definition.op).tensors) return -1;
+    for (int rank : left) {
+      bool joined = std::find(entry.joined.begin(), entry.joined.end(), rank) != entry.joined.end();
+      if (!joined && std::binary_search(members->begin(), members->end(), rank)) return rank;
+    }
+    return -1;
+  }
+  Result HasLeft(const Definition& definition, int rank) const {
+    return Result(Code::kShutdown,
+                  Describe(definition) + ": rank " + std::to_string(rank) + " (host " + Host(rank) + ") has shut down");
   }
 
   static void WriteBatch(Writer& writer, const DecidedBatch& batch) {
@@ -547,6 +564,10 @@ class NegotiatorImpl final : public Negotiator {
       batch.entries.push_back(std::move(entry));
     }
     if (!reader.ok()) return;
+    for (const auto& entry : batch.entries) {
+      // Committed while a rank below was leaving: nobody may wait for it.
+      if (int left = LeftMember(entry, departed_); left >= 0) return Abort(HasLeft(entry.known->definition, left));
+    }
     for (int child : LiveChildren()) WriteBatch(To(child, Record::kBatch), batch);
     Commit(batch);
   }

@@ -31,8 +31,8 @@ class Transport {
   virtual void Abort(const Result& cause) = 0;
 };
 
-// Small whole messages of the control plane, ordered per pair of ranks. Used by the engine's control thread alone,
-// except Ring, which any thread may call.
+// Small whole messages of the control plane, ordered per pair of ranks. Used by one thread at a time (whoever drives
+// the engine), except Ring, which any thread may call, and Wait, which the control thread may be in meanwhile.
 class Mailbox {
  public:
   struct Event {
@@ -50,7 +50,7 @@ class Mailbox {
   // Sleeps until an event can be taken, Ring was called since the last Wait, or the deadline (Deadline::max(): none
   // needed, the caller has nothing that could stall). Yields a few times before it sleeps when `eager`.
   virtual void Wait(Deadline deadline, bool eager) = 0;
-  // Any thread, async: makes the present or next Wait return.
+  // Any thread, async: makes the present or next Wait return; a Take after it clears it.
   virtual void Ring() = 0;
   // Sends what Post queued, waiting at most until the deadline. For shutdown.
   virtual Result Flush(Deadline deadline) = 0;

@@ -75,6 +75,7 @@ def test_a_killed_rank_is_named_by_the_survivors_and_the_launcher(victim: int) -
         "    except hvd.RondeError as error:\n"
         "        print('SAW', time.time(), error, flush=True); raise\n"
     )
+    before = set(os.listdir("/dev/shm"))
     result = run("-np", "3", *python(code))
     assert result.returncode == 128 + 9
     died = next(float(line.split()[1]) for line in result.stdout.splitlines() if "DIES" in line)
@@ -84,7 +85,7 @@ def test_a_killed_rank_is_named_by_the_survivors_and_the_launcher(victim: int) -
         assert f"rank {victim}" in line and "signal 9" in line, line
         assert float(line.split("SAW ")[1].split()[0]) - died < 1.0
     assert f"rank {victim} on host" in result.stderr and "signal 9 (SIGKILL)" in result.stderr
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("ronde")]
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("ronde")]
 
 
 def test_an_exception_reaches_the_other_ranks() -> None:

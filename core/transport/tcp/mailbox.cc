@@ -50,18 +50,19 @@ class SocketMailbox final : public Mailbox {
   }
 
   void Wait(Deadline deadline, bool eager) override {
+    // Only looks: what is there is read by Take, which another thread may be in.
     for (int i = 0; eager && i < kYields; ++i) {
-      if (!events_.empty() || Poll(0)) return;
+      if (Ready(0)) return;
       sched_yield();
     }
-    while (events_.empty()) {
+    while (true) {
       int limit = -1;
       if (deadline != Deadline::max()) {
         auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
         if (left <= 0) return;
         limit = static_cast<int>(std::min<long long>(left, 1 << 30));
       }
-      if (Poll(limit)) return;
+      if (Ready(limit)) return;
     }
   }
 
@@ -94,6 +95,11 @@ class SocketMailbox final : public Mailbox {
     event.events = events;
     event.data.u64 = static_cast<std::uint64_t>(static_cast<std::int64_t>(name));
     epoll_ctl(epoll_.get(), operation, fd, &event);
+  }
+
+  bool Ready(int milliseconds) const {
+    epoll_event event{};
+    return epoll_wait(epoll_.get(), &event, 1, milliseconds) > 0;
   }
 
   // Whether the caller has reason to look again: an event, a ring, or room to write.

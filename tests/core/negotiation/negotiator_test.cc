@@ -283,6 +283,28 @@ TEST(Negotiator, WhenTheRootLeavesWhatWasCommittedStandsAndTheRestFails) {
   EXPECT_TRUE(job.node(0).goodbye_complete());
 }
 
+TEST(Negotiator, ARankThatLeavesBetweenReadyAndCommitFailsTheOperationForAll) {
+  for (unsigned seed = 1; seed < 40; ++seed) {
+    for (const auto& tree : {Star(3), Chain(3)}) {
+      Simulation job({tree, 65536, 60, {}, seed});
+      std::vector<Ticket> tickets;
+      for (int r = 0; r < 3; ++r) tickets.push_back(job.Submit(r, Reduce("x")));
+      for (unsigned i = 0; i < seed % 5; ++i) job.Step();
+      bool was_committed = !job.batches[2].empty();
+      job.node(2).Goodbye(job.now);
+      job.Collect(2);
+      job.Run();
+      for (int r = 0; r < 2; ++r) {
+        const auto& end = job.ended[r][tickets[r]];
+        EXPECT_EQ(end.times, 1);
+        // Either everybody has it, or nobody waits for rank 2's data.
+        bool runs_without = end.result.ok() && !was_committed && job.batches[2].empty() && job.aborts[r].ok();
+        EXPECT_FALSE(runs_without) << "seed " << seed << " rank " << r;
+      }
+    }
+  }
+}
+
 TEST(Negotiator, NonsenseAbortsAndNamesTheSender) {
   std::mt19937 random(7);
   int malformed = 0;

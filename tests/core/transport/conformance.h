@@ -20,7 +20,7 @@
 namespace ronde::testing {
 
 // The limit of waits that should succeed: long enough for a busy machine under a sanitizer.
-inline Deadline Patience() { return After(60); }
+inline Deadline Patience() { return After(30); }
 
 // One job whose ranks are threads of this process; vectors by rank. A suite uses what it tests, the rest may be null.
 // All ranks share one host: mailboxes are connected at least between rank 0 and every other rank.

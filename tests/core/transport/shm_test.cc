@@ -1,5 +1,3 @@
-#include "transport/shm/factory.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -13,6 +11,7 @@
 #include <filesystem>
 
 #include "transport/conformance.h"
+#include "transport/shm/factory.h"
 
 namespace ronde::testing {
 namespace {
@@ -74,7 +73,7 @@ pid_t Fork(Body body) {
   pid_t pid = fork();
   if (pid == 0) {
     // Not what a crash that a test wants would write.
-    struct rlimit none {};
+    struct rlimit none{};
     setrlimit(RLIMIT_CORE, &none);
     for (int number : {SIGSEGV, SIGBUS}) signal(number, SIG_DFL);  // a sanitizer's report is not wanted either
     _exit(body());
@@ -216,7 +215,7 @@ TEST(ShmTest, AMemfdCannotShrinkUnderTheOthers) {
 }
 
 TEST(ShmTest, ATooLargeRingIsAnError) {
-  struct statvfs room {};
+  struct statvfs room{};
   ASSERT_EQ(statvfs("/dev/shm", &room), 0);
   if (room.f_blocks == 0) GTEST_SKIP() << "/dev/shm has no size limit here";
   ShmConfig config = ConfigOf(0, false);

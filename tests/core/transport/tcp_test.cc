@@ -105,13 +105,16 @@ TEST(Endpoint, MailboxesCarryOrderedMessagesBigOnesAndEnds) {
 TEST(Endpoint, RingEndsAWaitAlsoWhenItCameBefore) {
   auto made = ConnectAll({.size = 2});
   ASSERT_TRUE(made[0].ok() && made[1].ok());
+  Mailbox::Event none;
   made[0]->mailbox->Ring();
   made[0]->mailbox->Wait(Deadline::max(), false);
+  EXPECT_FALSE(made[0]->mailbox->Take(&none));
   std::thread ringer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     made[0]->mailbox->Ring();
   });
   made[0]->mailbox->Wait(Deadline::max(), false);
+  EXPECT_FALSE(made[0]->mailbox->Take(&none));
   ringer.join();
   auto start = Now();
   made[0]->mailbox->Wait(After(0.03), false);
