@@ -170,6 +170,24 @@ class EngineImpl final : public Engine {
     Operation& operation_;
   };
 
+  // The right to drive, for a scope. Operations that ended meanwhile are told so at its end, with no lock held.
+  class Turn {
+   public:
+    explicit Turn(EngineImpl& engine) : engine_(engine), token_(engine.driver_) {}
+    Turn(EngineImpl& engine, std::try_to_lock_t how) : engine_(engine), token_(engine.driver_, how) {}
+    ~Turn() {
+      if (!mine()) return;
+      auto ended = std::exchange(engine_.ended_, {});
+      token_.unlock();
+      for (auto& [operation, result] : ended) operation->Complete(result);
+    }
+    bool mine() const { return token_.owns_lock(); }
+
+   private:
+    EngineImpl& engine_;
+    std::unique_lock<std::mutex> token_;
+  };
+
   void WakeControl() {
     // The control thread sets asleep_ before its last look at the inbox, so one of the two sees the other.
     // Only the control thread clears it: a thread that drives may have taken the ring before it woke anybody.
@@ -193,7 +211,7 @@ class EngineImpl final : public Engine {
       TimePoint now = Now();
       if (now >= until || now >= deadline) return operation.done();
       bool active = false;
-      if (std::unique_lock token(driver_, std::try_to_lock); token.owns_lock() && !leaving_ && !aborted_) {
+      if (Turn turn(*this, std::try_to_lock); turn.mine() && !leaving_ && !aborted_) {
         active = RunCycle(/*wake_executor=*/false);
         last_driven_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
       }
@@ -221,27 +239,30 @@ class EngineImpl final : public Engine {
         std::this_thread::sleep_for(kParkTime / 2);
         continue;
       }
-      std::unique_lock token(driver_);
-      bool active = RunCycle(/*wake_executor=*/true);
-      if (leaving_ && DoneLeaving()) break;
-      TimePoint now = Now();
-      if (active) {
-        eager_until = now + kEagerTime;
-        continue;
+      Deadline wake;
+      bool eager = false;
+      {
+        Turn turn(*this);
+        bool active = RunCycle(/*wake_executor=*/true);
+        if (leaving_ && DoneLeaving()) break;
+        TimePoint now = Now();
+        if (active) {
+          eager_until = now + kEagerTime;
+          continue;
+        }
+        asleep_.store(true);
+        if (InboxHasWork()) {
+          asleep_.store(false);
+          continue;
+        }
+        wake = std::min(negotiator_->NextWake(), failure_deadline_);
+        if (leaving_) wake = std::min(wake, leave_deadline_);
+        eager = negotiator_->busy() || now < eager_until;
       }
-      asleep_.store(true);
-      if (InboxHasWork()) {
-        asleep_.store(false);
-        continue;
-      }
-      Deadline wake = std::min(negotiator_->NextWake(), failure_deadline_);
-      if (leaving_) wake = std::min(wake, leave_deadline_);
-      bool eager = negotiator_->busy() || now < eager_until;
-      token.unlock();
       mailbox_->Wait(wake, eager);
       asleep_.store(false);
     }
-    std::unique_lock token(driver_);
+    Turn turn(*this);
     // The end: whatever is still here ends with the reason why this engine stopped.
     Result reason;
     {
@@ -251,7 +272,7 @@ class EngineImpl final : public Engine {
     executor_->Abort(reason);
     (void)executor_->WaitIdle(After(config_.options.shutdown_timeout));
     RunCycle(/*wake_executor=*/true);
-    for (auto& [ticket, operation] : tickets_) operation->Complete(reason);
+    for (auto& [ticket, operation] : tickets_) ended_.emplace_back(std::move(operation), reason);
     tickets_.clear();
   }
 
@@ -349,9 +370,8 @@ class EngineImpl final : public Engine {
     for (auto& [ticket, result] : actions.failed) {
       auto found = tickets_.find(ticket);
       if (found == tickets_.end()) continue;
-      auto operation = std::move(found->second);
+      ended_.emplace_back(std::move(found->second), result);
       tickets_.erase(found);
-      operation->Complete(result);
     }
     return !actions.messages.empty() || !actions.batches.empty() || !actions.failed.empty();
   }
@@ -435,6 +455,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Negotiator> negotiator_;
   std::unordered_map<Ticket, std::shared_ptr<Operation>> tickets_;
   Ticket last_ticket_ = 0;
+  std::vector<std::pair<std::shared_ptr<Operation>, Result>> ended_;  // to be told at the end of the turn
   bool aborted_ = false;
   bool failure_seen_ = false;
   Result failure_;
