@@ -506,7 +506,8 @@ TEST_P(SegmentTest, NoWakeUpIsLost) {
     Segment& segment = *world.segments[rank];
     for (std::uint64_t k = 1; k <= kRounds; ++k) {
       // One lags by about as much as the other yields before it sleeps.
-      for (std::uint64_t i = 0; k % 2 == static_cast<std::uint64_t>(rank) && i < k % 200; ++i) std::this_thread::yield();
+      for (std::uint64_t i = 0; k % 2 == static_cast<std::uint64_t>(rank) && i < k % 200; ++i)
+        std::this_thread::yield();
       segment.Publish(Segment::kPacked, k);
       ASSERT_EQ(Failure(segment.Await(1 - rank, Segment::kPacked, k, Patience())), "");
     }
