@@ -102,12 +102,10 @@ class Torchrun(Alone):
     def _get(self, key: str, timeout: float) -> bytes:
         from datetime import timedelta
 
-        import torch.distributed
-
         store = self._open(timeout)
         try:
             store.wait([key], timedelta(seconds=max(timeout, 0.001)))
-        except (RuntimeError, torch.distributed.DistError) as error:
+        except RuntimeError as error:
             raise _core.TimeoutError(f"torchrun's store has no {key!r}: {error}") from None
         return bytes(store.get(key))
 

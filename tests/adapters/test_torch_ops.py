@@ -204,12 +204,21 @@ def sparse(rank: int, rows: list[int], size: int, width: int = 3) -> Any:
 @pytest.mark.ranks(2)
 def test_sparse_allreduce(size: int) -> None:
     hvd_size = 2
-    rows = [[0, 3, 0, 4], [3, 1, 2, 2]]
+    rows = [[0, 3, 0, 4, 1, 2], [3, 1, 2, 2, 0, 4]]
     both = [sparse(r, rows[r], size) for r in range(hvd_size)]
     expected = both[0].to_dense() + both[1].to_dense()
-    handle = hvd.sparse_allreduce_async(both[hvd.rank()], name="s", op=hvd.Sum)
-    result = hvd.synchronize(handle)
+    from ronde import _core
+
+    sent = []
+    submit = _core.submit
+    _core.submit = lambda op, *a, **k: sent.append(op) or submit(op, *a, **k)
+    try:
+        handle = hvd.sparse_allreduce_async(both[hvd.rank()], name="s", op=hvd.Sum)
+        result = hvd.synchronize(handle)
+    finally:
+        _core.submit = submit
     assert hvd.poll(handle)
+    assert sent == [_core.OPS["allgather"], _core.OPS["allreduce" if size == 5 else "allgather"]]
     assert result.is_sparse and result.is_coalesced()
     assert result.indices().tolist() == [[0, 1, 2, 3, 4]]
     assert torch.equal(result.to_dense(), expected)
