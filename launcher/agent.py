@@ -1,6 +1,6 @@
 """The agent of one host: starts its workers, relays their output, serves their store, and ends them.
 
-It runs as ``python -m ronde.launcher.agent`` and talks to the launcher only through stdin and stdout (frames.py). End-of-file
+It is a process of its own that talks to the launcher only through stdin and stdout (frames.py). End-of-file
 on stdin means that the launcher is gone: everything here is ended. The agent is the subreaper of all it started, so
 processes that workers leave behind become its children and are ended too.
 """
@@ -8,44 +8,28 @@ processes that workers leave behind become its children and are ended too.
 from __future__ import annotations
 
 import base64
-import ctypes
 import os
 import re
 import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import IO, Any, Callable, Optional
 
 from ronde import _core
 from ronde.launcher import frames
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
+from ronde.launcher.payload import get, put
+from ronde.launcher.processes import become_subreaper, descendants, die_with_parent, how_it_ended
 
 # After the first failure: how long survivors may take to raise and leave by themselves, and how long TERM may take.
 SURVIVOR_SECONDS = 2.0
 GRACE_SECONDS = 5.0
 _ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning: .*rror)\b|\berror\b", re.IGNORECASE)
-STORE_PART = 8 << 20  # a store's value is limited, so large payloads go in parts
-
-
-def put(store: _core.Store, key: str, value: bytes) -> None:
-    parts = [value[i : i + STORE_PART] for i in range(0, len(value), STORE_PART)] or [b""]
-    for i, part in enumerate(parts):
-        store.set(f"{key}/{i}", part)
-    store.set(key, str(len(parts)).encode())
-
-
-def get(store: _core.Store, key: str, timeout: float) -> bytes:
-    count = int(store.get(key, timeout))
-    return b"".join(store.get(f"{key}/{i}", timeout) for i in range(count))
 
 
 @dataclass
@@ -53,29 +37,18 @@ class Worker:
     rank: int
     process: subprocess.Popen[bytes]
     code: Optional[int] = None  # as Popen has it: negative for signals
-    errors: deque[str] = field(default_factory=lambda: deque(maxlen=40))  # the last lines of stderr
+    errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=40))  # the last lines of stderr
     tail: bytes = b""
-    open_pipes: int = 2
+    pipes: dict[int, IO[bytes]] = field(default_factory=dict)  # the open ones of stdout (0) and stderr (1)
 
 
-def _before_exec() -> None:
-    # Runs between fork and exec: one system call through a library that is loaded already.
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                after_name = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if int(after_name[1]) == pid and after_name[0] != b"Z":
-            found.append(int(entry))
-    return found
+def _short_directory() -> str:
+    """A new directory of mode 0700 in which a socket's path is short enough for the kernel."""
+    directory = tempfile.mkdtemp(prefix="ronde-")
+    if len(os.fsencode(directory)) > 90:
+        os.rmdir(directory)
+        directory = tempfile.mkdtemp(prefix="ronde-", dir="/tmp")
+    return directory
 
 
 class Agent:
@@ -85,12 +58,13 @@ class Agent:
         self.parser = frames.Parser()
         self.outbox = bytearray()  # control frames and output that had credit
         self.credit = frames.CREDIT
-        self.paused: list[tuple[Any, Any]] = []  # pipes not read for want of credit
+        self.paused = False  # no pipe is read for want of credit
+        self.moved = 0  # bytes that the launcher took and wrote
         self.failed = False
         self.stop_at: Optional[float] = None  # when survivors get TERM
         self.kill_at: Optional[float] = None
         self.stdin_open = True
-        self.directory = tempfile.mkdtemp(prefix="ronde-")  # mode 0700
+        self.directory = ""
         self.server: Optional[_core.StoreServer] = None
         self.store: Optional[_core.Store] = None
         self.want_results = False
@@ -111,6 +85,7 @@ class Agent:
                 self.outbox.clear()
                 break
             del self.outbox[:n]
+            self.moved += n
         events = selectors.EVENT_WRITE if self.outbox else 0
         try:
             self.selector.unregister(1)
@@ -122,75 +97,101 @@ class Agent:
     # ---- Workers ----
 
     def start(self, job: dict[str, Any]) -> None:
-        url = f"unix:{self.directory}/store"
-        self.server = _core.StoreServer(url)
-        self.store = _core.Store(url)
-        self.store.set("secret", os.urandom(32).hex().encode())
-        self.want_results = bool(job.get("task"))
-        if self.want_results:
-            put(self.store, "task", base64.b64decode(job["task"]))
+        try:
+            self.directory = _short_directory()
+            url = f"unix:{self.directory}/store"
+            self.server = _core.StoreServer(url)
+            self.store = _core.Store(url)
+            self.store.set("secret", os.urandom(32).hex().encode())
+            self.want_results = job["task"] is not None
+            if self.want_results:
+                put(self.store, "task", base64.b64decode(job["task"]))
+        except (OSError, _core.RondeError) as error:
+            self.send({"type": "refused", "error": f"the agent cannot serve its store: {error}"})
+            return
         for identity in job["ranks"]:
             env = dict(job["env"])
             env.update({f"RONDE_{key.upper()}": str(value) for key, value in identity.items()})
             env["RONDE_STORE"] = url
-            rank = identity["rank"]
-            try:
+            if not self.start_worker(identity["rank"], job["command"], job["cwd"], env):
+                break
+        pids = {worker.rank: worker.process.pid for worker in self.workers.values()}
+        self.send({"type": "started", "pids": pids, "directory": self.directory})
+
+    def start_worker(self, rank: int, command: list[str], cwd: str, env: dict[str, str]) -> bool:
+        try:
+            with warnings.catch_warnings():
+                # The store's server has a thread, so newer Pythons warn of what a forked child does before it becomes
+                # the worker: here one system call, through a library that is loaded already.
+                warnings.simplefilter("ignore")
                 process = subprocess.Popen(
-                    job["command"],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    cwd=job["cwd"],
+                    cwd=cwd,
                     env=env,
                     start_new_session=True,
-                    preexec_fn=_before_exec,
+                    preexec_fn=die_with_parent,
                 )
-            except OSError as error:
-                code = 127 if isinstance(error, FileNotFoundError) else 126
-                reason = f"cannot start {job['command'][0]!r} in {job['cwd']}: {error.strerror}"
-                self.store.set(f"death/{rank}", reason.encode())
-                self.send({"type": "exit", "rank": rank, "code": code, "error": reason})
-                self.fail()
-                break
-            worker = Worker(rank, process)
-            self.workers[rank] = worker
-            for number, pipe in enumerate((process.stdout, process.stderr)):
-                assert pipe is not None
-                os.set_blocking(pipe.fileno(), False)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            reason = f"cannot start {command[0]!r} in {cwd}: {getattr(error, 'strerror', None) or error}"
+            self.announce(rank, reason)
+            self.send({"type": "exit", "rank": rank, "code": code, "error": reason})
+            self.fail()
+            return False
+        assert process.stdout is not None and process.stderr is not None
+        worker = Worker(rank, process, pipes={0: process.stdout, 1: process.stderr})
+        self.workers[rank] = worker
+        for number, pipe in worker.pipes.items():
+            os.set_blocking(pipe.fileno(), False)
+            if not self.paused:
                 self.selector.register(pipe, selectors.EVENT_READ, (worker, number))
-        self.send({"type": "started", "pids": {w.rank: w.process.pid for w in self.workers.values()}})
+        return True
 
-    def read_pipe(self, pipe: Any, worker: Worker, number: int) -> None:
+    def announce(self, rank: int, reason: str) -> None:
+        """Where the ranks look for why one of them died."""
+        try:
+            assert self.store is not None
+            self.store.set(f"death/{rank}", reason.encode(errors="replace"))
+        except _core.RondeError:
+            pass  # the launcher still says it
+
+    def read_pipe(self, worker: Worker, number: int) -> None:
+        pipe = worker.pipes.get(number)
+        if pipe is None:
+            return
         try:
             data = os.read(pipe.fileno(), 65536)
         except BlockingIOError:
             return
         if not data:
-            self.selector.unregister(pipe)
+            if not self.paused:
+                self.selector.unregister(pipe)
             pipe.close()
-            worker.open_pipes -= 1
-            self.outbox += frames.output(worker.rank, number, b"")  # end of the stream
-            self.flush()
-            return
-        if number == 1:
+            del worker.pipes[number]
+        elif number == 1:
             lines = (worker.tail + data).replace(b"\r", b"\n").split(b"\n")
             worker.tail = lines.pop()[-4096:]
-            worker.errors.extend(line.decode(errors="replace") for line in lines if line.strip())
+            worker.errors.extend(line[:4096] for line in lines if line.strip())
         self.credit -= len(data)
-        self.outbox += frames.output(worker.rank, number, data)
+        self.outbox += frames.output(worker.rank, number, data)  # without data: the end of the stream
         self.flush()
-        if self.credit <= 0:
-            for key in list(self.selector.get_map().values()):
-                if isinstance(key.data, tuple):
-                    self.paused.append((key.fileobj, key.data))
-                    self.selector.unregister(key.fileobj)
+        if self.credit <= 0 and not self.paused:
+            self.paused = True
+            for each in self.workers.values():
+                for open_pipe in each.pipes.values():
+                    self.selector.unregister(open_pipe)
 
     def resume(self, amount: int) -> None:
         self.credit += amount
-        if self.credit > 0:
-            for pipe, data in self.paused:
-                self.selector.register(pipe, selectors.EVENT_READ, data)
-            self.paused.clear()
+        self.moved += amount
+        if self.credit > 0 and self.paused:
+            self.paused = False
+            for worker in self.workers.values():
+                for number, pipe in worker.pipes.items():
+                    self.selector.register(pipe, selectors.EVENT_READ, (worker, number))
 
     def reap(self) -> None:
         ended: list[tuple[Worker, int]] = []
@@ -212,28 +213,23 @@ class Agent:
             self.ended(worker, code)
 
     def ended(self, worker: Worker, code: int) -> None:
-        message: dict[str, Any] = {"type": "exit", "rank": worker.rank, "code": code, "error": ""}
+        error = ""
         if code != 0:
-            for key in list(self.selector.get_map().values()):  # what it still said
-                if isinstance(key.data, tuple) and key.data[0] is worker:
-                    self.read_pipe(key.fileobj, *key.data)
+            for number in list(worker.pipes):  # what it still said; more than this a pipe does not hold
+                self.read_pipe(worker, number)
             error = self.last_error(worker)
-            what = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-            assert self.store is not None
-            self.store.set(f"death/{worker.rank}", (f"{what}: {error}" if error else what).encode())
-            message["error"] = error
-        self.send(message)
+            what = how_it_ended(code)
+            self.announce(worker.rank, f"{what}: {error}" if error else what)
+        self.send({"type": "exit", "rank": worker.rank, "code": code, "error": error})
         if code != 0:
             self.fail()
 
     def last_error(self, worker: Worker) -> str:
-        lines = list(worker.errors)
-        if worker.tail.strip():
-            lines.append(worker.tail.decode(errors="replace"))
+        lines = [line.decode(errors="replace").strip() for line in (*worker.errors, worker.tail) if line.strip()]
         for line in reversed(lines):
             if _ERROR_LINE.search(line) and not line.startswith("[ronde"):
-                return line.strip()[:500]
-        return lines[-1].strip()[:500] if lines else ""
+                return line[:500]
+        return lines[-1][:500] if lines else ""
 
     def fail(self) -> None:
         if not self.failed:
@@ -241,16 +237,29 @@ class Agent:
             self.stop_at = time.monotonic() + SURVIVOR_SECONDS
 
     def signal_all(self, number: int) -> None:
-        for worker in self.workers.values():
-            try:
-                os.killpg(worker.process.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
-        for pid in _children(os.getpid()):
+        for pid in descendants(os.getpid()):
             try:
                 os.kill(pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
+
+    def kill(self) -> None:
+        for worker in self.workers.values():
+            if worker.code is None:
+                try:
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+        self.signal_all(signal.SIGKILL)
+        self.reap()
+
+    def kill_all(self) -> None:
+        """Until nothing is left: a process may start another while it is being killed."""
+        limit = time.monotonic() + GRACE_SECONDS
+        self.kill()
+        while descendants(os.getpid()) and time.monotonic() < limit:
+            time.sleep(0.01)
+            self.kill()
 
     def stop(self, when: float) -> None:
         self.failed = True
@@ -263,7 +272,8 @@ class Agent:
         return any(w.code is None for w in self.workers.values())
 
     def run(self) -> None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        die_with_parent(signal.SIGTERM)
+        become_subreaper()
         for fd in (0, 1):
             os.set_blocking(fd, False)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -282,11 +292,11 @@ class Agent:
                     return
             self.finish()
         finally:
-            self.signal_all(signal.SIGKILL)
-            self.reap()
+            self.kill_all()
             if self.server is not None:
                 self.server.stop()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            if self.directory:
+                shutil.rmtree(self.directory, ignore_errors=True)
 
     def step(self, wake_read: int) -> bool:
         """One round; whether the job was started in it."""
@@ -300,8 +310,8 @@ class Agent:
                 self.flush()
             elif key.data == "wake":
                 os.read(wake_read, 4096)
-            elif key.fileobj in self.selector.get_map():
-                self.read_pipe(key.fileobj, *key.data)
+            elif not self.paused:
+                self.read_pipe(*key.data)
         self.reap()
         now = time.monotonic()
         if self.stop_at is not None and now >= self.stop_at:
@@ -311,7 +321,7 @@ class Agent:
                 self.signal_all(signal.SIGTERM)
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = now + 1.0
-            self.signal_all(signal.SIGKILL)
+            self.kill()
         return started
 
     def read_stdin(self) -> bool:
@@ -336,16 +346,15 @@ class Agent:
         return started
 
     def finish(self) -> None:
-        """All workers are gone: their last output, their results, and what they left behind."""
-        limit = time.monotonic() + GRACE_SECONDS
-        self.signal_all(signal.SIGTERM)
-        while time.monotonic() < limit and _children(os.getpid()):
-            self.pump(0.05)
-            self.reap()
-        self.signal_all(signal.SIGKILL)
-        limit = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < limit and any(w.open_pipes for w in self.workers.values()) and self.stdin_open:
-            self.pump(0.1)
+        """All workers are gone: what they left behind, their last output, and their results."""
+        if self.kill_at is None:
+            limit = time.monotonic() + GRACE_SECONDS
+            self.signal_all(signal.SIGTERM)
+            while time.monotonic() < limit and self.stdin_open and descendants(os.getpid()):
+                self.pump(0.05)
+                self.reap()
+        self.kill_all()
+        self.drain(lambda: any(worker.pipes for worker in self.workers.values()))
         if self.want_results and self.store is not None:
             for worker in self.workers.values():
                 try:
@@ -354,8 +363,19 @@ class Agent:
                     continue  # it ended before it had one
                 self.send({"type": "result", "rank": worker.rank, "value": value})
         self.send({"type": "done"})
-        while self.outbox and time.monotonic() < limit + GRACE_SECONDS and self.stdin_open:
+        self.drain(lambda: bool(self.outbox))
+
+    def drain(self, more: Callable[[], bool]) -> None:
+        """Goes on while there is more, and the launcher takes it. After a failure a reader that stands still is not
+        waited for."""
+        moved, since = self.moved, time.monotonic()
+        while more() and self.stdin_open:
             self.pump(0.1)
+            now = time.monotonic()
+            if self.moved != moved:
+                moved, since = self.moved, now
+            elif now - since > (frames.READER_SECONDS if self.paused and not self.failed else GRACE_SECONDS):
+                break
 
     def pump(self, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
@@ -363,12 +383,15 @@ class Agent:
                 self.read_stdin()
             elif key.data == "stdout":
                 self.flush()
-            elif isinstance(key.data, tuple) and key.fileobj in self.selector.get_map():
-                self.read_pipe(key.fileobj, *key.data)
             elif key.data == "wake":
                 os.read(key.fd, 4096)
+            elif not self.paused:
+                self.read_pipe(*key.data)
+
+
+def main() -> None:
+    Agent().run()
 
 
 if __name__ == "__main__":
-    Agent().run()
-    sys.exit(0)
+    main()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import pickle
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from ronde.launcher.cli import find_hosts, run_job, worker_environment
+from ronde.launcher import frames
+from ronde.launcher.cli import find_hosts, run_job
 from ronde.launcher.job import Job, JobSpec, LaunchError
+from ronde.launcher.options import worker_environment
+from ronde.launcher.processes import python_command
 
 
 def run(
@@ -27,12 +31,18 @@ def run(
     use_gloo: Optional[bool] = None,
     use_mpi: Optional[bool] = None,
     prefix_output_with_timestamp: bool = False,
+    disable_cache: Optional[bool] = None,
+    network_interfaces: Optional[str] = None,
+    ssh_port: Optional[int] = None,
+    ssh_identity_file: Optional[str] = None,
+    executable: Optional[str] = None,
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on every rank of a new job and returns the results by rank.
 
     ``func`` and its arguments travel by cloudpickle; it calls ``init()`` itself. ``num_proc`` (or ``np``): number of ranks,
-    else all slots of ``hosts``. ``env``: variables added to the workers' environment. Raises RuntimeError that names the
-    first rank that failed and what it raised.
+    else all slots of ``hosts``. ``env``: variables added to the workers' environment. ``executable``: the workers' Python.
+    The others are options of ``ronderun``; those for ssh and interfaces have no effect while all ranks are on this host.
+    Raises RuntimeError that names the first rank that failed and what it raised.
     """
     import cloudpickle
 
@@ -48,23 +58,24 @@ def run(
     options = {} if start_timeout is None else {"START_TIMEOUT": str(start_timeout)}
     environment = worker_environment(options, count)
     environment.update(env or {})
-    # The function's module must be found in the workers as it is here.
-    paths = [path or os.getcwd() for path in sys.path]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    task = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    if len(task) > frames.PAYLOAD_LIMIT:
+        raise ValueError(f"the function and its arguments have {len(task)} bytes; the limit is {frames.PAYLOAD_LIMIT}")
     spec = JobSpec(
-        command=[sys.executable, "-m", "ronde.launcher.task"],
+        # With the same module path: the function's module is found there as it was here.
+        command=[executable or sys.executable, *python_command("ronde.launcher.task")[1:]],
         num_proc=count,
         hosts=places,
         env=environment,
         output_directory=output_filename,
         timestamps=prefix_output_with_timestamp,
         verbose=verbose,
-        task=cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))),
+        task=task,
     )
-    import threading
-
     job = Job(spec)
     outcome = run_job(job) if threading.current_thread() is threading.main_thread() else job.run()
+    if job.signal is not None:
+        signal.raise_signal(job.signal)  # for the program's own handler; INT is a KeyboardInterrupt
     results = {rank: pickle.loads(value) for rank, value in outcome.results.items()}
     raised = {rank: text for rank, (ok, text) in results.items() if not ok}
     if raised:

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from typing import Any, Optional
 
 from ronde import _core
 from ronde.launcher.hosts import Host, HostError, parse_hostfile, parse_hosts
-from ronde.launcher.job import Job, JobSpec, LaunchError
+from ronde.launcher.job import Job, JobSpec, LaunchError, Outcome
+from ronde.launcher.options import option_value, read_config, worker_environment
 
-_LATER = {
-    "mpi": "the MPI controller",
-    "min_np": "elastic training",
-    "max_np": "elastic training",
-    "host_discovery_script": "elastic training",
-    "slots_per_host": "elastic training",
-    "timeline_filename": "the timeline",
-    "autotune": "autotuning",
-}
+# Flags that scripts pass: what they ask for comes later. "=": with a value; "no": has a form --no-..., which asks for
+# nothing.
+_LATER = (
+    ("mpi", "", "the MPI controller"),
+    ("mpi-args", "=", "the MPI controller"),
+    ("tcp", "", "the MPI controller"),
+    ("binding-args", "=", "the MPI controller"),
+    ("mpi-threads-disable", "no", "the MPI controller"),
+    ("hierarchical-allreduce", "no", "a choice of the algorithm"),
+    ("hierarchical-allgather", "no", "a choice of the algorithm"),
+    ("torus-allreduce", "no", "a choice of the algorithm"),
+    ("num-nccl-streams", "=", "NCCL"),
+    ("thread-affinity", "=", "thread affinity"),
+    ("timeline-filename", "=", "the timeline"),
+    ("timeline-mark-cycles", "no", "the timeline"),
+    ("autotune", "no", "autotuning"),
+    ("autotune-log-file", "=", "autotuning"),
+    ("autotune-warmup-samples", "=", "autotuning"),
+    ("autotune-steps-per-sample", "=", "autotuning"),
+    ("autotune-bayes-opt-max-samples", "=", "autotuning"),
+    ("autotune-gaussian-process-noise", "=", "autotuning"),
+    ("min-np", "=", "elastic training"),
+    ("min-num-proc", "=", "elastic training"),
+    ("max-np", "=", "elastic training"),
+    ("max-num-proc", "=", "elastic training"),
+    ("slots-per-host", "=", "elastic training"),
+    ("elastic-timeout", "=", "elastic training"),
+    ("reset-limit", "=", "elastic training"),
+    ("blacklist-cooldown-range", "=", "elastic training"),
+    ("host-discovery-script", "=", "elastic training"),
+)
+_HIDDEN = argparse.SUPPRESS
 
 
-def option_destination(name: str) -> str:
+def _option_destination(name: str) -> str:
     return "option_" + name
 
 
@@ -43,142 +66,123 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="say what is started")
     parser.add_argument("--config-file", metavar="YAML", help="options by section; flags win")
     parser.add_argument("--gloo", action="store_true", help="accepted: ronde's own controller is always used")
-    parser.add_argument("--mpi", action="store_true", help=argparse.SUPPRESS)
-    for name in ("min-np", "max-np", "slots-per-host", "host-discovery-script", "timeline-filename"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-    parser.add_argument("--autotune", action="store_true", help=argparse.SUPPRESS)
-    groups: dict[str, Any] = {}
-    for name, kind, _default, _scope, flag, _scale, section, text in _core.OPTIONS:
-        if not flag:
+    parser.add_argument("--disable-cache", action="store_true", help="accepted: start-up checks are never cached")
+    group = parser.add_argument_group("other hosts", "Accepted; they have no effect while all ranks are on this host.")
+    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the other hosts' ssh")
+    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
+    group.add_argument(
+        "--network-interfaces", "--network-interface", metavar="LIST", help="interfaces between hosts, by name or CIDR"
+    )
+    flags = set(_add_table(parser))
+    for name, form, _what in _LATER:
+        if f"--{name}" in flags:
             continue
-        group = groups.setdefault(section, parser.add_argument_group(section))
-        destination = option_destination(name)
-        if kind == "Bool":
-            group.add_argument(flag, dest=destination, action="store_const", const="1", help=text)
-            if flag.startswith("--no-"):
-                group.add_argument(
-                    "--" + flag[5:], dest=destination, action="store_const", const="0", help=argparse.SUPPRESS
-                )
+        destination = "later_" + name
+        if form == "=":
+            parser.add_argument(f"--{name}", dest=destination, nargs="+" if "range" in name else None, help=_HIDDEN)
         else:
-            group.add_argument(flag, dest=destination, metavar="VALUE", help=text)
+            parser.add_argument(f"--{name}", dest=destination, action="store_true", help=_HIDDEN)
+        if form == "no":
+            parser.add_argument(f"--no-{name}", dest=destination, action="store_false", help=_HIDDEN)
+        parser.set_defaults(**{destination: None})
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     return parser
 
 
-def option_value(name: str, kind: str, scale: float, flag: str, text: str) -> str:
-    """The environment's form of a flag's value. Raises LaunchError."""
-    if kind == "Bool" or kind == "String":
-        return text
-    try:
-        value = float(text) * scale
-    except ValueError:
-        raise LaunchError(f"{flag} must be a number, not '{text}'") from None
-    return str(int(value)) if kind == "Int" else repr(value)
-
-
-def read_config(path: str) -> dict[str, str]:
-    """The options of a YAML config file, by name, in the environment's form. Raises LaunchError."""
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            sections = yaml.safe_load(file) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LaunchError(f"the config file {path} cannot be read: {error}") from None
-    if not isinstance(sections, dict):
-        raise LaunchError(f"the config file {path} must hold sections with options")
-    rows = {(row[6], row[4].lstrip("-").replace("-", "_")): row for row in _core.OPTIONS if row[4]}
-    values: dict[str, str] = {}
-    for section, options in sections.items():
-        if section == "controller":
+def _add_table(parser: argparse.ArgumentParser) -> list[str]:
+    """The flags of the option table."""
+    flags = []
+    groups: dict[str, Any] = {}
+    for name, kind, _default, _scope, flag, scale, section, text in _core.OPTIONS:
+        if not flag:
             continue
-        if not isinstance(options, dict):
-            raise LaunchError(f"{path}: section '{section}' must hold options")
-        for key, value in options.items():
-            name = str(key).replace("-", "_")
-            row = rows.get((section, name))
-            if row is None:
-                known = ", ".join(sorted(k for s, k in rows if s == section)) or "none"
-                raise LaunchError(f"{path}: there is no option '{key}' in section '{section}' (there are: {known})")
-            text = ("1" if value else "0") if isinstance(value, bool) else str(value)
-            values[row[0]] = option_value(row[0], row[1], row[5], f"{path}: {key}", text)
-    return values
-
-
-def worker_environment(options: dict[str, str], local_ranks: int) -> dict[str, str]:
-    env = dict(os.environ)
-    for name, value in options.items():
-        env["RONDE_" + name] = value
-    env.setdefault("PYTHONUNBUFFERED", "1")
-    # Frameworks take all cores each otherwise, and ranks slow each other down.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // max(1, local_ranks))))
-    return env
+        flags.append(flag)
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        group = groups[section]
+        destination = _option_destination(name)
+        if kind != "Bool":
+            text += f" Here in units of {scale:.0f}." if scale != 1 else ""
+            group.add_argument(flag, dest=destination, metavar="VALUE", help=text.replace("%", "%%"))
+            continue
+        group.add_argument(flag, dest=destination, action="store_const", const="1", help=text.replace("%", "%%"))
+        if flag.startswith("--no-"):
+            opposite = "--" + flag[5:]
+        elif "-without-" in flag:
+            opposite = flag.replace("-without-", "-with-")
+        else:
+            opposite = "--no-" + flag[2:]
+        group.add_argument(opposite, dest=destination, action="store_const", const="0", help=_HIDDEN)
+    return flags
 
 
 def find_hosts(hosts: Optional[str], hostfile: Optional[str], num_proc: Optional[int]) -> list[Host]:
-    if hosts and hostfile:
+    if hosts is not None and hostfile is not None:
         raise LaunchError("-H and -hostfile exclude each other")
-    if hosts:
+    if hosts is not None:
         return parse_hosts(hosts)
-    if hostfile:
+    if hostfile is not None:
         return parse_hostfile(hostfile)
     return [Host("localhost", num_proc or 1)]
 
 
-def run_job(job: Job) -> Any:
-    """Runs it with INT, TERM and HUP ending it."""
+def run_job(job: Job) -> Outcome:
+    """Runs it with INT, TERM and HUP ending it, where they are not ignored (nohup)."""
     previous = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        previous[number] = signal.signal(number, lambda n, _: job.stop(n))
+        if signal.getsignal(number) != signal.SIG_IGN:
+            previous[number] = signal.signal(number, lambda n, _: job.stop(n))
     try:
         return job.run()
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _make_job(args: argparse.Namespace) -> Job:
+    for name, _form, what in _LATER:
+        if getattr(args, "later_" + name, None):
+            raise LaunchError(f"--{name}: {what} is not available in this release")
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise LaunchError("no command was given: ronderun -np 4 python train.py")
+    if args.num_proc is not None and args.num_proc < 1:
+        raise LaunchError(f"-np must be at least 1, not {args.num_proc}")
+    hosts = find_hosts(args.hosts, args.hostfile, args.num_proc)
+    num_proc = args.num_proc or sum(host.slots for host in hosts)
+    options = read_config(args.config_file) if args.config_file is not None else {}
+    for name, kind, _default, _scope, flag, scale, _section, _help in _core.OPTIONS:
+        given = getattr(args, _option_destination(name), None)
+        if given is not None:
+            options[name] = option_value(kind, scale, flag, given)
+    return Job(
+        JobSpec(
+            command=command,
+            num_proc=num_proc,
+            hosts=hosts,
+            env=worker_environment(options, num_proc),
+            output_directory=args.output_filename,
+            timestamps=args.prefix_timestamp,
+            verbose=args.verbose,
+        )
+    )
 
 
 def main(arguments: Optional[list[str]] = None) -> int:
-    parser = build_parser()
-    args = parser.parse_args(arguments)
+    args = build_parser().parse_args(arguments)
     try:
         if args.check_build:
             from ronde.launcher.check_build import report
 
             print(report())
             return 0
-        for name, what in _LATER.items():
-            if getattr(args, name):
-                raise LaunchError(f"--{name.replace('_', '-')}: {what} is not available in this release")
-        command = args.command[1:] if args.command[:1] == ["--"] else args.command
-        if not command:
-            raise LaunchError("no command was given: ronderun -np 4 python train.py")
-        if args.num_proc is not None and args.num_proc < 1:
-            raise LaunchError(f"-np must be at least 1, not {args.num_proc}")
-        hosts = find_hosts(args.hosts, args.hostfile, args.num_proc)
-        num_proc = args.num_proc or sum(host.slots for host in hosts)
-        options = read_config(args.config_file) if args.config_file else {}
-        for name, kind, _default, _scope, flag, scale, _section, _help in _core.OPTIONS:
-            given = getattr(args, option_destination(name), None)
-            if given is not None:
-                options[name] = option_value(name, kind, scale, flag, given)
-        job = Job(
-            JobSpec(
-                command=command,
-                num_proc=num_proc,
-                hosts=hosts,
-                env=worker_environment(options, num_proc),
-                output_directory=args.output_filename,
-                timestamps=args.prefix_timestamp,
-                verbose=args.verbose,
-            )
-        )
-        outcome = run_job(job)
+        outcome = run_job(_make_job(args))
     except (LaunchError, HostError) as error:
         print(f"ronderun: {error}", file=sys.stderr)
         return 2
     if outcome.error:
         print(f"ronderun: {outcome.error}", file=sys.stderr)
-    return int(outcome.code)
+    return outcome.code
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ HEADER = struct.Struct("!cI")
 OUTPUT = struct.Struct("!IB")
 LIMIT = 1 << 30
 CREDIT = 1 << 20  # bytes of output that may be under way
+# Of the function and of each result of ronde.run, which travel in base64.
+PAYLOAD_LIMIT = LIMIT // 4 * 3 - 4096
+# How long a reader of the output (a pager, a stopped terminal) may stand still at the end of a job that went well.
+READER_SECONDS = 600.0
 # The agent prints this first; what shell start-up files print before it is skipped.
 MARKER = b"\n==ronde-agent-1==\n"
 
@@ -29,7 +33,7 @@ def output(rank: int, stream: int, data: bytes) -> bytes:
 
 
 class Parser:
-    """Bytes in, frames out: ``("j", dict)`` or ``("o", (rank, stream, data))``."""
+    """Bytes in, frames out: ``("j", dict)`` or ``("o", (rank, stream, data))``. Raises ValueError on anything else."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -46,6 +50,8 @@ class Parser:
             del self._buffer[: HEADER.size + size]
             if kind == b"j":
                 yield "j", json.loads(payload)
+            elif len(payload) < OUTPUT.size:
+                raise ValueError("malformed frame")
             else:
                 rank, stream = OUTPUT.unpack_from(payload)
                 yield "o", (rank, stream, payload[OUTPUT.size :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def parse_hosts(text: str) -> list[Host]:
 def parse_hostfile(path: str) -> list[Host]:
     """Lines ``host slots=4``, ``host:4`` or ``host``; blank lines and comments (#) are skipped. Raises HostError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise HostError(f"the host file {path} cannot be read: {error}") from None
@@ -75,11 +76,15 @@ def parse_hostfile(path: str) -> list[Host]:
 
 def is_local(name: str) -> bool:
     """Whether the name or address means this machine. Looks nothing up on the network for the usual spellings."""
-    if name in ("localhost", "localhost.localdomain", "::1") or name.startswith("127."):
+    name = name.lower().rstrip(".")
+    own = socket.gethostname().lower()
+    if name in ("localhost", "localhost.localdomain", own, own.split(".")[0], f"{own}.local"):
         return True
-    own = socket.gethostname()
-    if name in (own, own.split(".")[0], f"{own}.local"):
-        return True
+    try:
+        if ipaddress.ip_address(name).is_loopback:
+            return True
+    except ValueError:
+        pass  # a name
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(name, None)}
     except OSError:
@@ -97,12 +102,18 @@ def is_local(name: str) -> bool:
 
 
 def merge(hosts: list[Host]) -> list[Host]:
-    """The same machine named twice (also by different names) becomes one host with the slots of both."""
+    """The same machine named twice (also by different names) becomes one host with the slots of both. Raises HostError
+    when its names have different users."""
     merged: dict[str, Host] = {}
     for host in hosts:
-        key = "localhost" if is_local(host.name) else host.name
-        if key in merged:
-            merged[key] = Host(merged[key].name, merged[key].slots + host.slots, merged[key].user or host.user)
-        else:
+        key = "localhost" if is_local(host.name) else host.name.lower().rstrip(".")
+        before = merged.get(key)
+        if before is None:
             merged[key] = host
+            continue
+        if before.user and host.user and before.user != host.user:
+            raise HostError(
+                f"'{before.user}@{before.name}' and '{host.user}@{host.name}' are the same machine; give it one user"
+            )
+        merged[key] = Host(before.name, before.slots + host.slots, before.user or host.user)
     return list(merged.values())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import getpass
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ from typing import Any, Optional
 from ronde.launcher import frames
 from ronde.launcher.hosts import Host, is_local
 from ronde.launcher.output import Output
+from ronde.launcher.processes import how_it_ended, python_command
 
 AGENT_START_SECONDS = 60.0
 # After the order to stop: TERM's grace in the agent and what it takes to report.
 STOP_SECONDS = 9.0
+# After the first failure: the survivors' time to leave, TERM's grace, KILL, and the last output.
+FAILURE_SECONDS = 30.0
+OUTPUT_SECONDS = 5.0  # for a reader that stands still, once the job has failed
 
 
 class LaunchError(RuntimeError):
@@ -33,7 +38,7 @@ class JobSpec:
     num_proc: int
     hosts: list[Host]
     env: dict[str, str]
-    cwd: str = field(default_factory=os.getcwd)
+    cwd: Optional[str] = None  # else the launcher's
     output_directory: Optional[str] = None
     timestamps: bool = False
     verbose: bool = False
@@ -91,22 +96,30 @@ def identities(placed: list[tuple[Host, int]]) -> list[list[dict[str, Any]]]:
 
 
 class Job:
-    """One job on this host. ``stop`` may be called from a signal handler."""
+    """One job on this host. ``stop`` may be called from a signal handler. Raises LaunchError."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         placed = place(spec.num_proc, spec.hosts)
         for host, _ in placed:
             if not is_local(host.name):
-                raise LaunchError(
-                    f"starting workers on other hosts is not available in this release: host '{host.name}'"
-                )
+                raise LaunchError(f"starting on other hosts is not available yet: host '{host.name}'")
+            if host.user is not None and host.user != getpass.getuser():
+                raise LaunchError(f"'{host.user}@{host.name}' is this host, where ranks run as {getpass.getuser()}")
+        try:
+            self.cwd = spec.cwd or os.getcwd()
+        except FileNotFoundError:
+            raise LaunchError("the working directory does not exist any more") from None
         self.ranks = identities(placed)[0]
         self.host_name = self.ranks[0]["hostname"]
-        self.events: queue.Queue[tuple[str, Any]] = queue.Queue()
+        # Of this kind because a signal handler puts into it, too.
+        self.events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.outcome = Outcome()
-        self.stopping: Optional[float] = None
         self.signal: Optional[int] = None
+        self._limit: Optional[float] = None  # when to stop waiting for the agent
+        self._stopping = False
+        self._agent_directory: Optional[str] = None
+        self._worker_pids: list[int] = []
         self._send_lock = threading.Lock()  # guards the agent's stdin
 
     def stop(self, number: int) -> None:
@@ -115,93 +128,132 @@ class Job:
 
     def run(self) -> Outcome:
         spec = self.spec
+        try:
+            output = Output(self._credit, spec.output_directory, spec.timestamps, spec.num_proc)
+        except OSError as error:
+            raise LaunchError(f"--output-filename {spec.output_directory}: {error}") from None
         self.agent = subprocess.Popen(
-            [sys.executable, "-m", "ronde.launcher.agent"],
+            python_command("ronde.launcher.agent"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # the terminal's Ctrl-C comes through the launcher
         )
-        output = Output(self._credit, spec.output_directory, spec.timestamps)
         threading.Thread(target=self._read, name="ronderun agent", daemon=True).start()
         try:
             self._follow(output)
         finally:
-            if self.agent.stdin is not None:
-                try:
-                    self.agent.stdin.close()
-                except OSError:
-                    pass
+            self._close_stdin()
             try:
                 self.agent.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self.agent.kill()
                 self.agent.wait(STOP_SECONDS)
-            output.close()
+            output.close(self._patience)
         if self.signal is not None and self.outcome.code == 0:
             self.outcome.code = 128 + self.signal
         return self.outcome
 
+    def _patience(self) -> float:
+        return OUTPUT_SECONDS if self.outcome.code or self.signal is not None else frames.READER_SECONDS
+
     def _follow(self, output: Output) -> None:
-        limit: Optional[float] = time.monotonic() + AGENT_START_SECONDS
+        self._limit = time.monotonic() + AGENT_START_SECONDS
+        marked = False
         while True:
             try:
-                kind, message = self.events.get(timeout=None if limit is None else max(0.0, limit - time.monotonic()))
+                kind, message = self.events.get(
+                    timeout=None if self._limit is None else max(0.0, self._limit - time.monotonic())
+                )
             except queue.Empty:
-                if self.stopping is None:
-                    raise LaunchError(
-                        f"the agent on host {self.host_name} did not start within {AGENT_START_SECONDS:.0f} s"
-                    ) from None
+                self._out_of_time(marked)
                 return
             if kind == "marker":
-                limit = None
-                job = {
-                    "type": "start",
-                    "command": self.spec.command,
-                    "cwd": self.spec.cwd,
-                    "env": self.spec.env,
-                    "ranks": self.ranks,
-                    "task": base64.b64encode(self.spec.task).decode() if self.spec.task is not None else None,
-                }
-                self._send(frames.control(job))
+                marked = True
+                self._limit = None
+                self._start()
             elif kind == "stop":
-                if self.stopping is None:
-                    self.stopping = time.monotonic()
-                    limit = self.stopping + STOP_SECONDS
+                if not marked:
+                    return  # nothing runs yet; the agent ends with its input
+                if not self._stopping:
+                    self._stopping = True
+                    self._limit = time.monotonic() + STOP_SECONDS
                     self._send(frames.control({"type": "stop"}))
             elif kind == "o":
                 output.add(*message)
             elif kind == "eof":
-                if not self.outcome.code and self.stopping is None:
-                    self.outcome.code = 1
-                    self.outcome.error = (
-                        f"the agent on host {self.host_name} ended unexpectedly (code {self.agent.poll()})"
-                    )
+                self._agent_lost()
                 return
-            elif message["type"] == "started":
-                if self.spec.verbose:
-                    for rank, pid in message["pids"].items():
-                        print(f"ronderun: rank {rank} is process {pid} on host {self.host_name}", file=sys.stderr)
-            elif message["type"] == "exit":
-                self._ended(message)
-            elif message["type"] == "result":
-                self.outcome.results[message["rank"]] = base64.b64decode(message["value"])
-            elif message["type"] == "done":
+            elif self._control(message, output):
                 return
+
+    def _control(self, message: dict[str, Any], output: Output) -> bool:
+        """Whether the job is over."""
+        if message["type"] == "started":
+            self._agent_directory = message["directory"]
+            self._worker_pids = list(message["pids"].values())
+            if self.spec.verbose:
+                for rank, pid in message["pids"].items():
+                    output.say(f"rank {rank} is process {pid} on host {self.host_name}")
+        elif message["type"] == "refused":
+            self.outcome.code = 1
+            self.outcome.error = f"host {self.host_name}: {message['error']}"
+        elif message["type"] == "exit":
+            if self.spec.verbose:
+                output.say(f"rank {message['rank']} ended: {how_it_ended(message['code'])}")
+            self._ended(message)
+        elif message["type"] == "result":
+            self.outcome.results[message["rank"]] = base64.b64decode(message["value"])
+        return bool(message["type"] == "done")
+
+    def _start(self) -> None:
+        job = {
+            "type": "start",
+            "command": self.spec.command,
+            "cwd": self.cwd,
+            "env": self.spec.env,
+            "ranks": self.ranks,
+            "task": base64.b64encode(self.spec.task).decode() if self.spec.task is not None else None,
+        }
+        self._send(frames.control(job))
 
     def _ended(self, message: dict[str, Any]) -> None:
         code, rank = message["code"], message["rank"]
-        if self.spec.verbose:
-            print(f"ronderun: rank {rank} ended with code {code}", file=sys.stderr)
-        if code == 0 or self.outcome.code or self.stopping is not None:
+        if code == 0 or self.outcome.code or self._stopping:
             return
+        self._limit = time.monotonic() + FAILURE_SECONDS
         self.outcome.code = 128 - code if code < 0 else code
         self.outcome.rank = rank
-        what = (
-            f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
-        )
+        what = f"was killed by {how_it_ended(code)}" if code < 0 else f"exited with code {code}"
         self.outcome.error = f"rank {rank} on host {self.host_name} {what}" + (
             f": {message['error']}" if message["error"] else ""
         )
+
+    def _out_of_time(self, marked: bool) -> None:
+        if not marked:
+            raise LaunchError(f"the agent on host {self.host_name} did not start within {AGENT_START_SECONDS:.0f} s")
+        if self.signal is None:
+            self.outcome.code = self.outcome.code or 1
+        self.outcome.error += "; " if self.outcome.error else ""
+        self.outcome.error += f"the agent on host {self.host_name} did not end the ranks in time"
+
+    def _agent_lost(self) -> None:
+        """The workers died with the agent; what they had started is in their process groups, unless it left these."""
+        try:
+            code: Optional[int] = self.agent.wait(1.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        for pid in self._worker_pids:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if self._agent_directory is not None:
+            shutil.rmtree(self._agent_directory, ignore_errors=True)
+        if not self.outcome.code and not self._stopping:
+            self.outcome.code = 1
+            self.outcome.error = f"the agent on host {self.host_name} ended unexpectedly" + (
+                f": {how_it_ended(code)}" if code is not None else ""
+            )
 
     def _send(self, data: bytes) -> None:
         with self._send_lock:
@@ -211,6 +263,14 @@ class Job:
                 self.agent.stdin.flush()
             except (OSError, ValueError):
                 pass  # the agent is gone; its output's end says so
+
+    def _close_stdin(self) -> None:
+        with self._send_lock:
+            try:
+                assert self.agent.stdin is not None
+                self.agent.stdin.close()
+            except OSError:
+                pass
 
     def _credit(self, amount: int) -> None:
         if amount:

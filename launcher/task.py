@@ -8,10 +8,11 @@ import sys
 import traceback
 
 from ronde import _core
-from ronde.launcher.agent import get, put
+from ronde.launcher import frames
+from ronde.launcher.payload import get, put
 
 
-def main() -> int:
+def work() -> int:
     import cloudpickle
 
     store = _core.Store(os.environ["RONDE_STORE"])
@@ -19,6 +20,11 @@ def main() -> int:
     try:
         func, args, kwargs = pickle.loads(get(store, "task", 60.0))
         value = cloudpickle.dumps((True, func(*args, **kwargs)))
+        if len(value) > frames.PAYLOAD_LIMIT:
+            raise ValueError(
+                f"the result of rank {os.environ['RONDE_RANK']} has {len(value)} bytes, the limit is "
+                f"{frames.PAYLOAD_LIMIT}: write it to a file and return the file's name"
+            )
     except BaseException as error:
         put(store, key, pickle.dumps((False, traceback.format_exc())))
         traceback.print_exc()
@@ -29,5 +35,9 @@ def main() -> int:
     return 0
 
 
+def main() -> None:
+    sys.exit(work())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,8 +12,6 @@ constexpr std::size_t kOnePhaseBytes = 65536;
 // How many chunks packing runs ahead of reducing, and reducing ahead of unpacking.
 constexpr std::uint64_t kAhead = 1;
 
-std::uint64_t CeilDiv(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
-
 Deadline WaitLimit(const SegmentCall& call) {
   return call.wait_seconds > 0 ? After(call.wait_seconds) : Deadline::max();
 }
@@ -110,7 +108,7 @@ Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, 
   const int me = steps.me();
   const int members = steps.group().size();
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
-  const std::uint64_t chunks = AllreduceChunks(data.bytes(), chunk_bytes);
+  const std::uint64_t chunks = ChunksOf(data.bytes(), chunk_bytes);
   auto start = [&](std::uint64_t k) { return static_cast<std::size_t>(k) * chunk_bytes; };
   auto share = [&](std::uint64_t k, int m) {
     return ShareOf(std::min(data.bytes() - start(k), chunk_bytes), m, members);
@@ -147,34 +145,6 @@ Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, 
   return steps.Finish(chunks);
 }
 
-}  // namespace
-
-SlotRing::SlotRing(Segment& segment, std::size_t chunk_bytes)
-    : segment_(segment), chunk_bytes_(chunk_bytes / 64 * 64), uses_(segment.ring_bytes() / chunk_bytes_) {}
-
-std::byte* SlotRing::Slot(int rank, std::uint64_t chunk) const {
-  return segment_.Peer(rank) + chunk % uses_.size() * chunk_bytes_;
-}
-
-Result SlotRing::Acquire(std::uint64_t chunk, const std::shared_ptr<const std::vector<int>>& readers,
-                         Deadline deadline) {
-  Use& use = uses_[chunk % uses_.size()];
-  if (use.readers) {
-    for (int reader : *use.readers) {
-      if (reader == segment_.rank()) continue;
-      RONDE_RETURN_IF_ERROR(segment_.Await(reader, Segment::kConsumed, use.chunk + 1, deadline));
-    }
-  }
-  use = Use{chunk, readers};
-  return Ok();
-}
-
-std::uint64_t StreamChunks(std::size_t longest_stream, std::size_t chunk_bytes) {
-  return std::max<std::uint64_t>(1, CeilDiv(longest_stream, chunk_bytes));
-}
-std::uint64_t AllreduceChunks(std::size_t bytes, std::size_t chunk_bytes) { return StreamChunks(bytes, chunk_bytes); }
-
-namespace {
 // Of a chunk, one piece for each member's shard.
 std::size_t PieceBytes(std::size_t chunk_bytes, int members) {
   return std::max<std::size_t>(64, chunk_bytes / static_cast<std::size_t>(members) / 64 * 64);
@@ -182,7 +152,7 @@ std::size_t PieceBytes(std::size_t chunk_bytes, int members) {
 }  // namespace
 
 std::uint64_t ReducescatterChunks(std::size_t largest_shard, std::size_t chunk_bytes, int members) {
-  return StreamChunks(largest_shard, PieceBytes(chunk_bytes, members));
+  return ChunksOf(largest_shard, PieceBytes(chunk_bytes, members));
 }
 
 Result Allreduce(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data) {
@@ -193,7 +163,7 @@ Result Allreduce(const SegmentCall& call, const math::ReduceSpec& spec, const St
 Result Broadcast(const SegmentCall& call, int root_member, const Stream& data) {
   Steps steps(call);
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
-  const std::uint64_t chunks = StreamChunks(data.bytes(), chunk_bytes);
+  const std::uint64_t chunks = ChunksOf(data.bytes(), chunk_bytes);
   for (std::uint64_t k = 0; k < chunks; ++k) {
     std::size_t begin = static_cast<std::size_t>(k) * chunk_bytes;
     if (steps.me() == root_member) {
@@ -215,7 +185,7 @@ Result Allgather(const SegmentCall& call, const std::vector<Stream>& gathered) {
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
   std::size_t longest = 0;
   for (const auto& stream : gathered) longest = std::max(longest, stream.bytes());
-  const std::uint64_t chunks = StreamChunks(longest, chunk_bytes);
+  const std::uint64_t chunks = ChunksOf(longest, chunk_bytes);
   const int me = steps.me();
   for (std::uint64_t k = 0; k < chunks; ++k) {
     std::size_t begin = static_cast<std::size_t>(k) * chunk_bytes;
@@ -240,7 +210,7 @@ Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<S
                 const std::vector<std::size_t>& offsets, std::size_t longest) {
   Steps steps(call);
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
-  const std::uint64_t chunks = StreamChunks(longest, chunk_bytes);
+  const std::uint64_t chunks = ChunksOf(longest, chunk_bytes);
   const int me = steps.me();
   for (std::uint64_t k = 0; k < chunks; ++k) {
     std::size_t begin = static_cast<std::size_t>(k) * chunk_bytes;

@@ -1,10 +1,7 @@
 // Collectives between ranks that read each other's memory.
 //
-// Vocabulary. Every rank owns a ring of slots, one chunk each. Chunks are numbered job-wide: an operation takes the
-// numbers [first_chunk, first_chunk + its chunks) on all ranks, and chunk c lies in slot c % slots of each writer. A
-// rank packs a chunk (its data as source), may reduce its share of it (as result), and consumes it (has read all it
-// needs of everybody's). Before a slot is written again its owner waits until every reader of its previous use consumed
-// that; the readers are remembered per slot because operations of different process sets share the rings.
+// Vocabulary (chunks and slots: see chunks.h). A rank packs a chunk (its data as source), may reduce its share of it
+// (as result), and consumes it (has read all it needs of everybody's).
 //
 // Allreduce is the reduce-scatter / all-gather scheme of Rabenseifner (2004) in the form for shared memory: each rank
 // reduces its share reading all neighbours' chunks, and all read the results from the owners. Sources are combined in
@@ -12,11 +9,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "collectives/chunks.h"
 #include "collectives/group.h"
 #include "collectives/stream.h"
 #include "math/math.h"
@@ -24,36 +21,16 @@
 
 namespace ronde {
 
-// The slots of this rank's ring and who may still be reading them. Lives as long as the segment; executor thread.
-class SlotRing {
- public:
-  SlotRing(Segment& segment, std::size_t chunk_bytes);
-  std::size_t chunk_bytes() const { return chunk_bytes_; }
-  // Waits until this rank's slot for the chunk is free and records its new use.
-  Result Acquire(std::uint64_t chunk, const std::shared_ptr<const std::vector<int>>& readers, Deadline deadline);
-  std::byte* Slot(int rank, std::uint64_t chunk) const;
-
- private:
-  struct Use {
-    std::uint64_t chunk = 0;
-    std::shared_ptr<const std::vector<int>> readers;  // job ranks; null: never used
-  };
-  Segment& segment_;
-  std::size_t chunk_bytes_;
-  std::vector<Use> uses_;
-};
-
 struct SegmentCall {
   Segment& segment;
-  SlotRing& slots;
+  SlotRing& slots;  // at least SlotRing::kMinSlots
   std::uint64_t first_chunk;
   const Group& group;
   double wait_seconds;  // limit of one wait; 0: until Abort
 };
 
-// Chunk numbers that an operation takes; at least 1. Pure.
-std::uint64_t AllreduceChunks(std::size_t bytes, std::size_t chunk_bytes);
-std::uint64_t StreamChunks(std::size_t longest_stream, std::size_t chunk_bytes);
+// Chunk numbers of a reducescatter: every chunk holds a piece of each member's shard. Other operations: ChunksOf the
+// longest stream that a member brings. Pure.
 std::uint64_t ReducescatterChunks(std::size_t largest_shard, std::size_t chunk_bytes, int members);
 
 Result Allreduce(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data);

@@ -295,7 +295,7 @@ class EngineImpl final : public Engine {
         PeerEnded(event.peer, event.lost);
       }
     }
-    // After the mailbox: Take clears a ring, and what was rung for must be seen after that.
+    // After the mailbox, so that what a message led somebody here to submit is seen in the same round.
     active |= TakeInbox(now);
     if (now >= failure_deadline_) {  // nobody gave a better cause
       failure_deadline_ = Deadline::max();

@@ -9,10 +9,12 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -30,7 +32,8 @@ struct Address {
   int family = 0;
 };
 
-Expected<Address> Parse(const std::string& text) {
+// One address, or all that a host name has.
+Expected<std::vector<Address>> Parse(const std::string& text) {
   Address address;
   if (text.rfind("unix:", 0) == 0) {
     std::string path = text.substr(5);
@@ -42,7 +45,7 @@ Expected<Address> Parse(const std::string& text) {
     std::memcpy(un->sun_path, path.data(), path.size());
     if (path[0] == '@') un->sun_path[0] = '\0';
     address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + (path[0] == '@' ? 0 : 1));
-    return address;
+    return std::vector{address};
   }
   if (text.rfind("tcp:", 0) == 0) {
     auto colon = text.rfind(':');
@@ -56,10 +59,14 @@ Expected<Address> Parse(const std::string& text) {
       return Result(Code::kArgument, "'" + text + "' is no address: " + gai_strerror(error));
     }
     std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-    std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-    address.size = found->ai_addrlen;
-    address.family = found->ai_family;
-    return address;
+    std::vector<Address> addresses;
+    for (const addrinfo* item = found; item != nullptr; item = item->ai_next) {
+      std::memcpy(&address.storage, item->ai_addr, item->ai_addrlen);
+      address.size = item->ai_addrlen;
+      address.family = item->ai_family;
+      addresses.push_back(address);
+    }
+    return addresses;
   }
   return Result(Code::kArgument, "'" + text + "' is no address; it starts with unix: or tcp:");
 }
@@ -75,8 +82,8 @@ bool WaitFor(int fd, short events, Deadline deadline) {
   while (true) {
     int ready = poll(&item, 1, Milliseconds(deadline));
     if (ready > 0) return true;
-    if (ready == 0) return false;
-    if (errno != EINTR) return true;  // the next call on the descriptor reports what is wrong
+    if (ready == 0 && Now() >= deadline) return false;
+    if (ready < 0 && errno != EINTR) return true;  // the next call on the descriptor reports what is wrong
   }
 }
 
@@ -91,15 +98,20 @@ Fd::~Fd() {
 bool WaitReadable(int fd, Deadline deadline) { return WaitFor(fd, POLLIN, deadline); }
 bool WaitWritable(int fd, Deadline deadline) { return WaitFor(fd, POLLOUT, deadline); }
 
+bool WaitAny(std::vector<pollfd>* polled, Deadline deadline) {
+  return poll(polled->data(), polled->size(), Milliseconds(deadline)) > 0;
+}
+
 Expected<Fd> Listen(const std::string& text) {
-  auto address = Parse(text);
-  if (!address.ok()) return address.error();
+  auto addresses = Parse(text);
+  if (!addresses.ok()) return addresses.error();
+  const Address* address = &addresses->front();
   Fd fd(socket(address->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return SystemError("cannot make a socket");
   int off = 0, on = 1;
   if (address->family == AF_INET6) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   if (address->family != AF_UNIX) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address->storage), address->size) != 0) {
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address->storage), address->size) != 0) {
     return SystemError("cannot listen on " + text);
   }
   if (listen(fd.get(), 512) != 0) return SystemError("cannot listen on " + text);
@@ -122,27 +134,56 @@ Expected<std::string> BoundAddress(const Fd& listener, const std::string& asked)
   return asked.substr(0, asked.rfind(':') + 1) + std::to_string(port);
 }
 
-Expected<Fd> Dial(const std::string& text, Deadline deadline) {
-  auto address = Parse(text);
-  if (!address.ok()) return address.error();
-  Fd fd(socket(address->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+namespace {
+
+// `full`: the listener's queue was, which is no answer.
+Expected<Fd> Connect(const Address& address, const std::string& text, bool* full) {
+  *full = false;
+  Fd fd(socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return SystemError("cannot make a socket");
-  while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address->storage), address->size) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN && address->family == AF_UNIX) {  // the listener's queue is full: it will be served
-      if (Now() >= deadline) return Late(("connecting to " + text).c_str());
-      usleep(2000);
-      continue;
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return fd;
+  if (errno == EINPROGRESS || errno == EINTR) return fd;
+  *full = errno == EAGAIN;
+  return SystemError("cannot connect to " + text);
+}
+
+}  // namespace
+
+Expected<Fd> StartDial(const std::string& text) {
+  auto addresses = Parse(text);
+  if (!addresses.ok()) return addresses.error();
+  bool full = false;
+  return Connect(addresses->front(), text, &full);
+}
+
+Result DialOutcome(const Fd& socket) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return SystemError("cannot connect");
+  return error == 0 ? Ok() : SystemError("cannot connect", error);
+}
+
+Expected<Fd> Dial(const std::string& text, Deadline deadline) {
+  auto addresses = Parse(text);
+  if (!addresses.ok()) return addresses.error();
+  Result last;
+  for (const Address& address : addresses.value()) {
+    bool full = true;
+    while (full) {
+      auto fd = Connect(address, text, &full);
+      if (fd.ok()) {
+        if (!WaitFor(fd->get(), POLLOUT, deadline)) return Late(("connecting to " + text).c_str());
+        last = DialOutcome(fd.value()).Because(text);
+        if (last.ok()) return fd;
+      } else if (full) {  // it will be served
+        if (Now() >= deadline) return Late(("connecting to " + text).c_str());
+        usleep(2000);
+      } else {
+        last = fd.error();
+      }
     }
-    if (errno != EINPROGRESS) return SystemError("cannot connect to " + text);
-    if (!WaitFor(fd.get(), POLLOUT, deadline)) return Late(("connecting to " + text).c_str());
-    int error = 0;
-    socklen_t size = sizeof error;
-    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error != 0) return SystemError("cannot connect to " + text, error);
-    break;
   }
-  return fd;
+  return last;
 }
 
 Expected<Fd> Accept(const Fd& listener, Deadline deadline) {
@@ -262,13 +303,56 @@ bool SameUser(const Fd& socket) {
   return getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
+Fd PeerProcess(const Fd& socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return Fd();
+  if (peer.pid <= 0 || peer.pid == getpid()) return Fd();
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+}
+
+namespace {
+
+// The bytes of an IPv4 or IPv6 address; empty: neither.
+std::string AddressBytes(const std::string& text) {
+  char bytes[16];
+  if (inet_pton(AF_INET, text.c_str(), bytes) == 1) return std::string(bytes, 4);
+  if (inet_pton(AF_INET6, text.c_str(), bytes) == 1) return std::string(bytes, 16);
+  return "";
+}
+
+int PrefixBits(const sockaddr* mask) {
+  if (mask == nullptr) return 0;
+  std::string_view bytes;
+  if (mask->sa_family == AF_INET) {
+    bytes = {reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in*>(mask)->sin_addr), 4};
+  } else if (mask->sa_family == AF_INET6) {
+    bytes = {reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in6*>(mask)->sin6_addr), 16};
+  }
+  int bits = 0;
+  for (unsigned char byte : bytes) bits += std::popcount(byte);
+  return bits;
+}
+
+}  // namespace
+
+bool InSubnet(const InterfaceAddress& own, const std::string& address) {
+  std::string a = AddressBytes(own.address), b = AddressBytes(address);
+  if (a.empty() || a.size() != b.size() || own.prefix <= 0) return false;
+  for (int bit = 0; bit < std::min(own.prefix, static_cast<int>(8 * a.size())); ++bit) {
+    if ((a[bit / 8] ^ b[bit / 8]) & (0x80 >> bit % 8)) return false;
+  }
+  return true;
+}
+
 std::vector<InterfaceAddress> InterfaceAddresses() {
   std::vector<InterfaceAddress> addresses;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return addresses;
   std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
   for (ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-    if (item->ifa_addr == nullptr || !(item->ifa_flags & IFF_UP)) continue;
+    constexpr unsigned kUsable = IFF_UP | IFF_RUNNING;
+    if (item->ifa_addr == nullptr || (item->ifa_flags & kUsable) != kUsable) continue;
     char text[INET6_ADDRSTRLEN] = {};
     if (item->ifa_addr->sa_family == AF_INET) {
       inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(item->ifa_addr)->sin_addr, text, sizeof text);
@@ -279,7 +363,7 @@ std::vector<InterfaceAddress> InterfaceAddresses() {
     } else {
       continue;
     }
-    addresses.push_back({item->ifa_name, text, (item->ifa_flags & IFF_LOOPBACK) != 0});
+    addresses.push_back({item->ifa_name, text, PrefixBits(item->ifa_netmask), (item->ifa_flags & IFF_LOOPBACK) != 0});
   }
   std::stable_sort(addresses.begin(), addresses.end(),
                    [](const auto& a, const auto& b) { return a.loopback < b.loopback; });

@@ -124,7 +124,10 @@ class FileStore final : public Store {
   }
 
  private:
-  std::string Path(const std::string& key) const { return directory_ + "/" + Hex(key); }
+  // A file's name has at most 255 bytes.
+  std::string Path(const std::string& key) const {
+    return directory_ + "/" + (key.size() <= 100 ? Hex(key) : "sha256-" + Hex(Sha256(key)));
+  }
   std::string directory_;
 };
 

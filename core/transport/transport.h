@@ -50,7 +50,7 @@ class Mailbox {
   // Sleeps until an event can be taken, Ring was called since the last Wait, or the deadline (Deadline::max(): none
   // needed, the caller has nothing that could stall). Yields a few times before it sleeps when `eager`.
   virtual void Wait(Deadline deadline, bool eager) = 0;
-  // Any thread, async: makes the present or next Wait return; a Take after it clears it.
+  // Any thread, async: makes the present or next Wait return, once; Take leaves it alone.
   virtual void Ring() = 0;
   // Sends what Post queued, waiting at most until the deadline. For shutdown.
   virtual Result Flush(Deadline deadline) = 0;

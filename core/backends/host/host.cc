@@ -1,5 +1,9 @@
 #include <algorithm>
 #include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
 
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -80,10 +84,52 @@ std::vector<Stream> ShardStreams(const FusedOperation& operation, int me) {
   return streams;
 }
 
+// Bytes of this rank's result.
+std::size_t OutputBytes(const FusedOperation& operation, const FusedTensor& tensor, std::size_t me) {
+  const std::size_t members = operation.members.size(), row = RowBytes(operation, tensor);
+  std::int64_t rows = 0;
+  switch (operation.op) {
+    case Op::kAllgather: rows = std::accumulate(tensor.rows.begin(), tensor.rows.end(), std::int64_t{0}); break;
+    case Op::kAlltoall:
+      for (std::size_t s = 0; s < members; ++s) rows += tensor.rows[s * members + me];
+      break;
+    case Op::kReducescatter: return RowsOf(tensor.shape[0], me, members).count * row;
+    default: return TensorBytes(operation, tensor);
+  }
+  return static_cast<std::size_t>(rows) * row;
+}
+
+// An output may be its input's memory. Where results arrive before all of the input is read, elsewhere than it lay, the
+// input is copied first.
+class InputCopies {
+ public:
+  InputCopies(const FusedOperation& operation, int me) : original_(operation) {
+    if (operation.op == Op::kAllreduce || operation.op == Op::kBroadcast) return;
+    for (std::size_t i = 0; i < operation.tensors.size(); ++i) {
+      const FusedTensor& t = operation.tensors[i];
+      const std::size_t in = TensorBytes(operation, t), out = OutputBytes(operation, t, static_cast<std::size_t>(me));
+      auto from = reinterpret_cast<std::uintptr_t>(t.input), to = reinterpret_cast<std::uintptr_t>(t.output);
+      if (in == 0 || out == 0 || from == 0 || to == 0 || from + in <= to || to + out <= from) continue;
+      memory_.emplace_back(new std::byte[in]);
+      math::Copy(memory_.back().get(), t.input, in);
+      if (!changed_) changed_ = operation;
+      changed_->tensors[i].input = memory_.back().get();
+    }
+  }
+  InputCopies(const InputCopies&) = delete;
+  const FusedOperation& operation() const { return changed_ ? *changed_ : original_; }
+
+ private:
+  const FusedOperation& original_;
+  std::optional<FusedOperation> changed_;
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+};
+
 class HostBackend final : public Backend {
  public:
   explicit HostBackend(const HostBackendConfig& config) : config_(config) {
-    config_.chunk_bytes = config_.chunk_bytes / 64 * 64;
+    // Pieces of chunks begin at cache lines, whatever the element type.
+    config_.chunk_bytes = std::max<std::size_t>(config_.chunk_bytes / 64 * 64, 64);
     if (config_.segment != nullptr) slots_.emplace(*config_.segment, config_.chunk_bytes);
   }
 
@@ -101,9 +147,9 @@ class HostBackend final : public Backend {
           for (const auto& t : operation.tensors) bytes += static_cast<std::size_t>(t.rows[m]) * RowBytes(operation, t);
           longest = std::max(longest, bytes);
         }
-        return StreamChunks(longest, chunk);
+        return ChunksOf(longest, chunk);
       }
-      case Op::kAlltoall: return StreamChunks(LongestSent(operation), chunk);
+      case Op::kAlltoall: return ChunksOf(LongestSent(operation), chunk);
       case Op::kReducescatter: {
         std::size_t largest = 0;  // member 0 has the most rows of every tensor
         for (const auto& t : operation.tensors) {
@@ -114,7 +160,7 @@ class HostBackend final : public Backend {
       default: {
         std::size_t bytes = 0;
         for (const auto& t : operation.tensors) bytes += TensorBytes(operation, t);
-        return StreamChunks(bytes, chunk);
+        return ChunksOf(bytes, chunk);
       }
     }
   }
@@ -125,8 +171,11 @@ class HostBackend final : public Backend {
       std::lock_guard lock(mutex_);
       cause = abort_;
     }
-    PlainArithmetic plain;
-    done(cause.ok() ? RunNow(operation) : cause);
+    if (cause.ok()) {
+      PlainArithmetic plain;
+      cause = RunNow(operation);
+    }
+    done(cause);
   }
 
   void Abort(const Result& cause) override {
@@ -180,10 +229,18 @@ class HostBackend final : public Backend {
     spec.divisor = group.size();
     if (Info(operation.op).reduces) RONDE_RETURN_IF_ERROR(math::CheckReduction(spec.reduction, spec.dtype));
     if (group.size() == 1) return Alone(operation, spec);
-    if (shared)
-      return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds},
-                   operation, group, spec);
-    return RunOn(TransportCall{*config_.transport, operation.first_chunk << 8, group, config_.wait_seconds}, operation,
+    const InputCopies copies(operation, group.me);
+    const FusedOperation& safe = copies.operation();
+    if (!shared) {
+      return RunOn(TransportCall{*config_.transport, operation.first_chunk << 8, group, config_.wait_seconds}, safe,
+                   group, spec);
+    }
+    if (slots_->slots() < SlotRing::kMinSlots) {
+      return Result(Code::kArgument, "RONDE_RING_BYTES (" + std::to_string(config_.segment->ring_bytes()) +
+                                         ") must hold at least " + std::to_string(SlotRing::kMinSlots) +
+                                         " chunks of RONDE_CHUNK_BYTES (" + std::to_string(config_.chunk_bytes) + ")");
+    }
+    return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds}, safe,
                  group, spec);
   }
 

@@ -1,8 +1,9 @@
-#include <poll.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 
@@ -27,19 +28,38 @@ namespace {
 
 constexpr std::size_t kNoteLimit = 4096;
 
-// Spinning pays only if nobody else needs the core: two threads of every local rank may be awake at a time.
-bool MaySpin(std::size_t local_ranks) {
+// CPUs that this process may keep busy: its affinity, and the quotas of its control group and those above.
+double AvailableCpus() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return false;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
   auto available = static_cast<double>(CPU_COUNT(&cores));
-  std::string quota;
-  double period = 0;
-  if (std::ifstream limit("/sys/fs/cgroup/cpu.max"); limit >> quota >> period && quota != "max" && period > 0) {
-    available = std::min(available, std::stod(quota) / period);
+  std::string group;
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (line.rfind("0::", 0) == 0) group = line.substr(3);
   }
-  return available >= 2.0 * static_cast<double>(local_ranks);
+  while (true) {
+    std::string quota;
+    double period = 0;
+    if (std::ifstream limit("/sys/fs/cgroup" + group + "/cpu.max"); limit >> quota >> period) {
+      double granted = std::strtod(quota.c_str(), nullptr);  // "max" gives 0
+      if (granted > 0 && period > 0) available = std::min(available, granted / period);
+    }
+    auto slash = group.rfind('/');
+    if (slash == std::string::npos) break;
+    group.resize(slash);
+  }
+  double quota = 0, period = 0;  // version 1
+  if (std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota && quota > 0 &&
+      std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period && period > 0) {
+    available = std::min(available, quota / period);
+  }
+  return available;
 }
+
+// Spinning pays only if nobody else needs the core: two threads of every local rank may be awake at a time.
+bool MaySpin(std::size_t local_ranks) { return AvailableCpus() >= 2.0 * static_cast<double>(local_ranks); }
 
 class EndpointImpl final : public Endpoint {
  public:
@@ -76,7 +96,7 @@ class EndpointImpl final : public Endpoint {
                     std::to_string(blobs.size()) + " ranks came, not " + std::to_string(meeting_->config.size));
     }
     for (std::size_t r = 0; r < blobs.size(); ++r) {
-      auto info = PeerInfo::Decode(blobs[r]);
+      auto info = PeerInfo::Decode(blobs[r], own_.version);
       if (!info.ok()) return info.error().Because("what rank " + std::to_string(r) + " published cannot be read");
       if (info->rank != static_cast<int>(r)) {
         return Result(Code::kArgument, "two processes say that they are rank " + std::to_string(info->rank));
@@ -91,33 +111,43 @@ class EndpointImpl final : public Endpoint {
   }
 
   Result MeetTree(const Tree& tree, Deadline deadline, std::map<int, Fd>* sockets) {
-    int parent = tree.parent[rank()];
-    if (parent >= 0) {
-      auto socket = meeting_->DialPeer(parent, "control", deadline);
-      if (!socket.ok()) return socket.error();
-      (*sockets)[parent] = std::move(socket.value());
-    }
-    auto missing = [&] {
-      std::string text;
-      for (int child : tree.children[rank()]) {
-        if (!sockets->count(child)) text += (text.empty() ? "" : ", ") + meeting_->peers[child].Describe();
-      }
-      return text;
-    };
+    if (meeting_->config.size == 1) return Ok();
+    const int parent = tree.parent[rank()];
+    Acceptor& acceptor = *meeting_->acceptor;
+    std::optional<Dialer> dialer;
+    if (parent >= 0) dialer.emplace(meeting_.get(), parent, "control");
     while (true) {
-      for (const Fd* listener : {&meeting_->unix_listener, &meeting_->tcp_listener}) {
-        Fd socket;
-        int peer = meeting_->AcceptPeer(*listener, "control", &socket);
-        if (peer >= 0) (*sockets)[peer] = std::move(socket);
+      bool moved = acceptor.Progress();
+      if (dialer) {
+        moved |= dialer->Progress();
+        if (dialer->done()) {
+          (*sockets)[parent] = dialer->Take();
+          dialer.reset();
+        }
       }
-      std::string absent = missing();
-      if (absent.empty()) return Ok();
+      std::string absent;
+      for (int child : tree.children[rank()]) {
+        if (Fd socket = acceptor.Take("control", child); socket.valid()) (*sockets)[child] = std::move(socket);
+        if (!sockets->count(child)) absent += (absent.empty() ? "" : ", ") + meeting_->peers[child].Describe();
+      }
+      if (absent.empty() && !dialer) return Ok();
       if (Now() >= deadline) {
-        return Result(Code::kTimeout, "published an address but did not connect to " + own_.Describe() + ": " + absent);
+        std::string text;
+        if (dialer) {
+          text = meeting_->peers[parent].Describe() + " could not be reached from " + own_.Describe() +
+                 " (control connection): " + dialer->last().message();
+        }
+        if (!absent.empty()) {
+          text += (text.empty() ? "" : "; ") + std::string("published an address but did not connect to ") +
+                  own_.Describe() + ": " + absent;
+        }
+        return Result(Code::kTimeout, text);
       }
-      pollfd polled[] = {{meeting_->unix_listener.get(), POLLIN, 0}, {meeting_->tcp_listener.get(), POLLIN, 0}};
-      auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
-      poll(polled, 2, static_cast<int>(std::min<long long>(left, 1000)));
+      if (moved) continue;
+      std::vector<pollfd> polled;
+      Deadline wake = std::min(deadline, acceptor.Watch(&polled));
+      if (dialer) wake = std::min(wake, dialer->Watch(&polled));
+      WaitAny(&polled, wake);
     }
   }
 
@@ -208,7 +238,7 @@ class EndpointImpl final : public Endpoint {
   Expected<std::unique_ptr<Segment>> Follow(const std::vector<int>& local, const Fd& leader, Part& part,
                                             const std::string& note, Deadline deadline) {
     auto explain = [&](const Result& error) {
-      return error.Because("the first rank of this host left while shared memory was set up");
+      return error.Because(meeting_->peers[local.front()].Describe() + " left while shared memory was set up");
     };
     RONDE_RETURN_IF_ERROR(explain(SendFrame(leader, note.substr(0, kNoteLimit), deadline)));
     if (note.empty()) {
@@ -251,6 +281,7 @@ Expected<std::unique_ptr<Endpoint>> Endpoint::Create(const EndpointConfig& confi
     auto local = Listen(own.unix_address);
     if (!local.ok()) return local.error();
     meeting->unix_listener = std::move(local.value());
+    meeting->acceptor = std::make_unique<Acceptor>(meeting.get());
     std::string asked = "tcp:[::]:0";
     auto remote = Listen(asked);
     if (!remote.ok()) {
@@ -262,7 +293,8 @@ Expected<std::unique_ptr<Endpoint>> Endpoint::Create(const EndpointConfig& confi
     if (!bound.ok()) return bound.error();
     own.tcp_port = std::stoi(bound->substr(bound->rfind(':') + 1));
     meeting->tcp_listener = std::move(remote.value());
-    for (const auto& address : InterfaceAddresses()) own.tcp_hosts.push_back(address.address);
+    meeting->interfaces = InterfaceAddresses();
+    own.tcp_hosts = AddressesToPublish(meeting->interfaces);
   }
   return std::unique_ptr<Endpoint>(std::make_unique<EndpointImpl>(std::move(meeting), std::move(own)));
 }

@@ -16,7 +16,9 @@ namespace {
 
 constexpr int kYields = 50;
 constexpr std::uint32_t kFrameLimit = 1u << 30;
-constexpr int kRing = -1;  // epoll's name for the eventfd; peers go by their rank
+// epoll's names: peers go by their rank, their processes by kProcess - rank.
+constexpr int kRing = -1;
+constexpr int kProcess = -2;
 
 class SocketMailbox final : public Mailbox {
  public:
@@ -27,6 +29,10 @@ class SocketMailbox final : public Mailbox {
     Watch(ring_.get(), kRing, EPOLLIN, EPOLL_CTL_ADD);
     for (auto& [peer, socket] : sockets) {
       Watch(socket.get(), peer, EPOLLIN, EPOLL_CTL_ADD);
+      // A killed process may leave children that it forked (data loaders), which keep its sockets open.
+      Fd process = PeerProcess(socket);
+      if (process.valid()) Watch(process.get(), kProcess - peer, EPOLLIN, EPOLL_CTL_ADD);
+      connections_[peer].process = std::move(process);
       connections_[peer].socket = std::move(socket);
     }
   }
@@ -42,7 +48,7 @@ class SocketMailbox final : public Mailbox {
   }
 
   bool Take(Event* event) override {
-    if (events_.empty()) Poll(0);
+    if (events_.empty()) Poll();
     if (events_.empty()) return false;
     *event = std::move(events_.front());
     events_.pop_front();
@@ -86,6 +92,7 @@ class SocketMailbox final : public Mailbox {
  private:
   struct Connection {
     Fd socket;
+    Fd process;  // readable once it has ended; invalid: unknown
     std::string in, out;
     bool wants_write = false;
   };
@@ -97,28 +104,34 @@ class SocketMailbox final : public Mailbox {
     epoll_ctl(epoll_.get(), operation, fd, &event);
   }
 
+  // Whether there is something to look at. Clears the ring.
   bool Ready(int milliseconds) const {
-    epoll_event event{};
-    return epoll_wait(epoll_.get(), &event, 1, milliseconds) > 0;
+    epoll_event ready[16];
+    int count = epoll_wait(epoll_.get(), ready, 16, milliseconds);
+    for (int i = 0; i < count; ++i) {
+      if (Name(ready[i]) != kRing) continue;
+      std::uint64_t value = 0;
+      [[maybe_unused]] ssize_t n = read(ring_.get(), &value, sizeof value);
+    }
+    return count > 0;
   }
 
-  // Whether the caller has reason to look again: an event, a ring, or room to write.
-  bool Poll(int milliseconds) {
+  static int Name(const epoll_event& event) { return static_cast<int>(static_cast<std::int64_t>(event.data.u64)); }
+
+  // Reads what came and sends what can be sent.
+  void Poll() {
     epoll_event ready[64];
-    int count = epoll_wait(epoll_.get(), ready, 64, milliseconds);
+    int count = epoll_wait(epoll_.get(), ready, 64, 0);
     for (int i = 0; i < count; ++i) {
-      int peer = static_cast<int>(static_cast<std::int64_t>(ready[i].data.u64));
-      if (peer == kRing) {
-        std::uint64_t value = 0;
-        [[maybe_unused]] ssize_t n = read(ring_.get(), &value, sizeof value);
-        continue;
-      }
+      int name = Name(ready[i]);
+      if (name == kRing) continue;  // Wait's business
+      bool process_ended = name <= kProcess;
+      int peer = process_ended ? kProcess - name : name;
       auto found = connections_.find(peer);
       if (found == connections_.end()) continue;
       if (ready[i].events & EPOLLOUT) Write(peer, found->second);
-      if (ready[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) Read(peer, found->second);
+      if (process_ended || ready[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) Read(peer, found->second, process_ended);
     }
-    return count > 0;
   }
 
   void Write(int peer, Connection& connection) {
@@ -142,10 +155,11 @@ class SocketMailbox final : public Mailbox {
     }
   }
 
-  void Read(int peer, Connection& connection) {
+  // `last`: its process has ended, so no more comes than what is there.
+  void Read(int peer, Connection& connection, bool last) {
     char buffer[65536];
-    bool ended = false;
-    std::string why = "closed its connection";
+    bool ended = last;
+    std::string why = last ? "ended" : "closed its connection";
     while (connection.socket.valid()) {
       ssize_t n = recv(connection.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
       if (n < 0 && errno == EINTR) continue;
@@ -156,7 +170,7 @@ class SocketMailbox final : public Mailbox {
         break;
       }
       connection.in.append(buffer, static_cast<std::size_t>(n));
-      if (static_cast<std::size_t>(n) < sizeof buffer) break;
+      if (static_cast<std::size_t>(n) < sizeof buffer && !last) break;
     }
     std::size_t used = 0;
     while (connection.in.size() - used >= sizeof(std::uint32_t)) {

@@ -1,4 +1,3 @@
-#include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 
 #include "transport/tcp/sockets.h"
 
@@ -16,7 +16,6 @@ namespace ronde {
 namespace {
 
 constexpr int kYields = 20;
-constexpr double kDialSeconds = 60;
 
 // Frames: tag and length, then the bytes, straight from and into the caller's memory. A frame that nobody has asked for
 // yet stays in the socket, and what follows it too: collectives ask before they wait.
@@ -60,13 +59,13 @@ class SocketTransport final : public Transport {
         result = transfer.result;
         break;
       }
-      if (moved) {
-        yields = 0;
-        continue;
-      }
       if (Now() >= deadline) {
         result = Result(Code::kTimeout, meeting_->peers[transfer.peer].Describe() + " did not answer in time");
         break;
+      }
+      if (moved) {
+        yields = 0;
+        continue;
       }
       if (++yields < kYields) {
         sched_yield();
@@ -111,6 +110,7 @@ class SocketTransport final : public Transport {
   };
   struct Link {
     Fd socket;
+    std::optional<Dialer> dialer;  // on its way to the socket
     Result broken;
     std::deque<Outgoing> sends;
     std::map<std::uint64_t, std::deque<Incoming>> receives;
@@ -137,6 +137,7 @@ class SocketTransport final : public Transport {
   // A transfer that is given up: nothing may touch its memory any more, so a half-done one breaks the link.
   void Forget(Handle handle, int peer) {
     Link& link = links_[peer];
+    std::erase_if(link.sends, [&](const Outgoing& item) { return item.handle == handle && item.header_sent == 0; });
     for (auto& send : link.sends) {
       if (send.handle == handle) return Break(link, Result(Code::kTransport, "an earlier transfer was given up"));
     }
@@ -158,22 +159,15 @@ class SocketTransport final : public Transport {
     link.receives.clear();
     link.receiving = 0;
     link.socket = Fd();
+    link.dialer.reset();
   }
 
   // One look at every link that has something to do. Whether bytes moved.
   bool Progress() {
-    bool moved = AcceptWaiting();
+    bool moved = NeedsAccept() && meeting_->acceptor->Progress();
     for (auto& [peer, link] : links_) {
       if (!link.busy() || !link.broken.ok()) continue;
-      if (!link.socket.valid() && rank() < peer) {
-        auto socket = meeting_->DialPeer(peer, "data", After(kDialSeconds), [this] { return abort_cause(); });
-        if (!socket.ok()) {
-          Break(link, socket.error());
-          continue;
-        }
-        link.socket = std::move(socket.value());
-        moved = true;
-      }
+      if (!link.socket.valid()) moved |= Connect(peer, link);
       if (!link.socket.valid()) continue;
       moved |= Write(peer, link);
       if (link.socket.valid()) moved |= Read(peer, link);
@@ -181,23 +175,30 @@ class SocketTransport final : public Transport {
     return moved;
   }
 
-  bool NeedsAccept() const {
-    return std::any_of(links_.begin(), links_.end(), [this](const auto& item) {
-      return item.first < rank() && item.second.busy() && !item.second.socket.valid();
-    });
+  // Of a pair, the lower rank dials. A peer that computes may take long to answer; one whose host takes no connection
+  // for so long is gone.
+  bool Connect(int peer, Link& link) {
+    if (peer < rank()) {
+      link.socket = meeting_->acceptor->Take("data", peer);
+      return link.socket.valid();
+    }
+    if (!link.dialer) link.dialer.emplace(meeting_.get(), peer, "data");
+    bool moved = link.dialer->Progress();
+    if (link.dialer->done()) {
+      link.socket = link.dialer->Take();
+      link.dialer.reset();
+    } else if (Now() - link.dialer->unheard_since() > FromSeconds(meeting_->config.peer_timeout)) {
+      Break(link, Result(Code::kPeerLost,
+                         meeting_->peers[peer].Describe() + " takes no connection: " + link.dialer->last().message()));
+      return true;
+    }
+    return moved;
   }
 
-  bool AcceptWaiting() {
-    if (!NeedsAccept()) return false;
-    bool any = false;
-    for (const Fd* listener : {&meeting_->unix_listener, &meeting_->tcp_listener}) {
-      Fd socket;
-      int peer = meeting_->AcceptPeer(*listener, "data", &socket);
-      if (peer < 0 || peer > rank()) continue;
-      links_[peer].socket = std::move(socket);
-      any = true;
-    }
-    return any;
+  bool NeedsAccept() const {
+    return std::any_of(links_.begin(), links_.end(), [this](const auto& item) {
+      return item.first < rank() && item.second.busy() && item.second.broken.ok() && !item.second.socket.valid();
+    });
   }
 
   bool Write(int peer, Link& link) {
@@ -287,23 +288,19 @@ class SocketTransport final : public Transport {
 
   void Sleep(Deadline deadline) {
     std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}};
-    if (NeedsAccept()) {
-      polled.push_back({meeting_->unix_listener.get(), POLLIN, 0});
-      polled.push_back({meeting_->tcp_listener.get(), POLLIN, 0});
-    }
+    if (NeedsAccept()) deadline = std::min(deadline, meeting_->acceptor->Watch(&polled));
     for (auto& [peer, link] : links_) {
+      if (link.dialer) {
+        Deadline give_up = link.dialer->unheard_since() + FromSeconds(meeting_->config.peer_timeout);
+        deadline = std::min({deadline, give_up, link.dialer->Watch(&polled)});
+      }
       if (!link.busy() || !link.socket.valid()) continue;
       bool stuck = link.receiving == 0 && link.header_got == sizeof link.header;  // a frame nobody asked for
       short events = link.sends.empty() ? 0 : POLLOUT;
       if (!stuck && (link.receiving != 0 || !link.receives.empty())) events |= POLLIN;
       polled.push_back({link.socket.get(), events, 0});
     }
-    int limit = -1;
-    if (deadline != Deadline::max()) {
-      auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
-      limit = static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
-    }
-    poll(polled.data(), polled.size(), limit);
+    WaitAny(&polled, deadline);
   }
 
   std::shared_ptr<const Meeting> meeting_;

@@ -9,53 +9,18 @@
 #include <random>
 #include <thread>
 
-#include "backends/host/factory.h"
+#include "backends/ranks.h"
 #include "math/math.h"
-#include "transport/local/factory.h"
-#include "transport/shm/factory.h"
 
-namespace ronde {
+namespace ronde::testing {
 namespace {
 
-enum class Carrier { kSegment, kShm, kTransport };
-constexpr std::size_t kRing = 16 * 1024, kChunk = 1024;
-
-struct Rank {
-  std::unique_ptr<Segment> segment;
-  std::unique_ptr<Transport> transport;
-  std::unique_ptr<Backend> backend;
-};
-
-std::vector<Rank> MakeRanks(Carrier carrier, int size, double wait_seconds = 20) {
-  auto hub = CreateLocalHub(size, kRing);
-  std::vector<std::shared_ptr<ShmPart>> parts;
-  std::vector<int> ranks(size), descriptors;
-  std::iota(ranks.begin(), ranks.end(), 0);
-  for (int r = 0; carrier == Carrier::kShm && r < size; ++r) {
-    ShmConfig config;
-    config.rank = r;
-    config.ring_bytes = kRing;
-    parts.push_back(CreateShmPart(config).value());
-    descriptors.push_back(ShmDescriptor(*parts.back()));
-  }
-  std::vector<Rank> all(size);
-  for (int r = 0; r < size; ++r) {
-    if (carrier == Carrier::kSegment) all[r].segment = CreateLocalSegment(hub, r);
-    if (carrier == Carrier::kShm) all[r].segment = std::move(CreateShmSegment(parts[r], ranks, descriptors).value());
-    if (carrier == Carrier::kTransport) all[r].transport = CreateLocalTransport(hub, r);
-    HostBackendConfig config;
-    config.chunk_bytes = kChunk;
-    config.segment = all[r].segment.get();
-    config.transport = all[r].transport.get();
-    config.wait_seconds = wait_seconds;
-    all[r].backend = CreateHostBackend(config);
-  }
-  return all;
-}
-
-// A small whole number, different for every (rank, tensor, element) nearby, exact in every type.
+// A whole number so small that sums are exact in every type, hashed from (rank, tensor, element) so that neighbours and
+// bytes that moved by some stride differ.
 int ValueOf(int rank, std::size_t tensor, std::size_t i) {
-  return static_cast<int>((rank * 5 + tensor * 3 + i) % 7) + 1;
+  std::uint64_t x = (static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u ^ (tensor + 1) * 0xbf58476d1ce4e5b9u ^
+                    (i + 1) * 0x94d049bb133111ebu;
+  return static_cast<int>((x ^ x >> 29) * 0x9e3779b97f4a7c15u >> 40) % 13 + 1;
 }
 
 template <class T>
@@ -102,7 +67,7 @@ struct Job {
   }
 };
 
-class HostBackendTest : public testing::TestWithParam<std::tuple<Carrier, int>> {
+class HostBackendTest : public ::testing::TestWithParam<std::tuple<Carrier, int>> {
  protected:
   Job MakeJob() {
     auto [carrier, size] = GetParam();
@@ -329,7 +294,7 @@ TEST_P(HostBackendTest, JoinedMembersBringNothingAndStillWork) {
 TEST_P(HostBackendTest, AbortWakesRanksThatWaitForOneThatNeverComes) {
   auto [carrier, size] = GetParam();
   if (size < 2) GTEST_SKIP() << "needs a second rank";
-  auto ranks = MakeRanks(carrier, size, 0);
+  auto ranks = MakeRanks(carrier, size, {.wait_seconds = 0});
   std::vector<int> members(size);
   std::iota(members.begin(), members.end(), 0);
   std::vector<Result> results(size);
@@ -351,8 +316,9 @@ TEST_P(HostBackendTest, AbortWakesRanksThatWaitForOneThatNeverComes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HostBackendTest,
-                         testing::Combine(testing::Values(Carrier::kSegment, Carrier::kShm, Carrier::kTransport),
-                                          testing::Values(1, 2, 3, 4, 7)));
+                         ::testing::Combine(::testing::Values(Carrier::kSegment, Carrier::kShm, Carrier::kTransport,
+                                                              Carrier::kTcp),
+                                            ::testing::Values(1, 2, 3, 4, 7)));
 
 TEST(Chunks, AreEqualOnRanksWithAndWithoutMemory) {
   auto ranks = MakeRanks(Carrier::kSegment, 2);
@@ -368,4 +334,4 @@ TEST(Chunks, AreEqualOnRanksWithAndWithoutMemory) {
 }
 
 }  // namespace
-}  // namespace ronde
+}  // namespace ronde::testing

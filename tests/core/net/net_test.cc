@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -47,6 +48,56 @@ TEST(Socket, WaitsEndAtTheirDeadlineAndAClosedPeerIsAnError) {
   EXPECT_FALSE(Dial("unix:@ronde-test-nobody", After(1)).ok());
   EXPECT_EQ(Dial("http://x", After(1)).error().code(), Code::kArgument);
   EXPECT_EQ(Listen("unix:/" + std::string(200, 'x')).error().code(), Code::kArgument);
+}
+
+TEST(Socket, AHostNameIsTriedAtAllItsAddresses) {
+  auto listener = Listen("tcp:127.0.0.1:0");  // "localhost" may be ::1 first
+  auto address = BoundAddress(listener.value(), "tcp:localhost:0").value();
+  auto client = Dial(address, After(5));
+  EXPECT_TRUE(client.ok()) << client.error().message();
+}
+
+TEST(Socket, NoneIsInheritedByOtherProgrammes) {
+  auto listener = Listen("tcp:127.0.0.1:0");
+  auto address = BoundAddress(listener.value(), "tcp:127.0.0.1:0").value();
+  auto client = Dial(address, After(5));
+  auto server = Accept(listener.value(), After(5));
+  for (const Fd* fd : {&listener.value(), &client.value(), &server.value()}) {
+    EXPECT_TRUE(fcntl(fd->get(), F_GETFD) & FD_CLOEXEC);
+    EXPECT_TRUE(fcntl(fd->get(), F_GETFL) & O_NONBLOCK);
+  }
+}
+
+TEST(Socket, StartedDialsTellTheirOutcome) {
+  auto listener = Listen("tcp:127.0.0.1:0");
+  auto address = BoundAddress(listener.value(), "tcp:127.0.0.1:0").value();
+  auto client = StartDial(address);
+  ASSERT_TRUE(client.ok() && WaitWritable(client->get(), After(5)));
+  EXPECT_TRUE(DialOutcome(client.value()).ok());
+  listener.value() = Fd();
+  auto refused = StartDial(address);
+  if (refused.ok()) {  // else it was refused at once
+    ASSERT_TRUE(WaitWritable(refused->get(), After(5)));
+    EXPECT_FALSE(DialOutcome(refused.value()).ok());
+  }
+}
+
+TEST(Interfaces, SubnetsAreComparedBitByBit) {
+  InterfaceAddress four{"a", "10.1.128.5", 17, false}, six{"b", "fd00:1::5", 64, false};
+  EXPECT_TRUE(InSubnet(four, "10.1.255.1"));
+  EXPECT_FALSE(InSubnet(four, "10.1.127.1"));
+  EXPECT_TRUE(InSubnet(six, "fd00:1::9:9"));
+  EXPECT_FALSE(InSubnet(six, "fd00:2::9"));
+  EXPECT_FALSE(InSubnet(six, "10.1.128.5"));
+  EXPECT_FALSE(InSubnet(four, "nonsense"));
+  bool loopback = false;
+  for (const auto& item : InterfaceAddresses()) {
+    if (item.address != "127.0.0.1") continue;
+    loopback = true;
+    EXPECT_TRUE(item.loopback);
+    EXPECT_EQ(item.prefix, 8);
+  }
+  EXPECT_TRUE(loopback);
 }
 
 TEST(Socket, PassesDescriptors) {

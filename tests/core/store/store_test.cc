@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
@@ -84,6 +85,34 @@ TEST_P(StoreTest, ExchangeGivesAllToAllOrNamesTheMissing) {
   EXPECT_NE(partial.error().message().find("missing: 0, 2"), std::string::npos) << partial.error().message();
 }
 
+TEST_P(StoreTest, LongKeysAreToldApart) {
+  auto store = Open();
+  std::string a(400, 'k'), b = a + "b";
+  ASSERT_TRUE(store->Set(a, "1").ok());
+  ASSERT_TRUE(store->Set(b, "2").ok());
+  EXPECT_EQ(store->Get(a, After(5)).value(), "1");
+  EXPECT_EQ(store->Get(b, After(5)).value(), "2");
+}
+
+TEST_P(StoreTest, ManyClientsAtOnce) {
+  constexpr int kClients = 24;
+  constexpr int kTimes = 20;
+  std::vector<std::thread> threads;
+  for (int c = 0; c < kClients; ++c) {
+    threads.emplace_back([this, c] {
+      auto store = Open();
+      for (int i = 0; i < kTimes; ++i) {
+        std::string round = std::to_string(i), mine = std::to_string(c), next = std::to_string((c + 1) % kClients);
+        EXPECT_TRUE(store->Add("sum", c + 1).ok());
+        EXPECT_TRUE(store->Set(round + "/" + mine, round + mine).ok());
+        EXPECT_EQ(store->Get(round + "/" + next, After(20)).value(), round + next);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(Open()->Add("sum", 0).value(), kTimes * kClients * (kClients + 1) / 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, StoreTest,
                          testing::Values(Kind::kMemory, Kind::kFile, Kind::kUnix, Kind::kTcp, Kind::kPrefix));
 
@@ -102,6 +131,56 @@ TEST(StoreServer, RefusesStrangersAndBadFramesWithoutHarm) {
   EXPECT_EQ(store.value()->Set("k", std::string(17 << 20, 'x')).code(), Code::kArgument);
   server.reset();
   EXPECT_FALSE(store.value()->Get("k", After(1)).ok());
+}
+
+TEST(StoreServer, ItsEndEndsWaitingClients) {
+  auto server = std::move(StoreServer::Start("tcp:127.0.0.1:0", "s").value());
+  auto store = std::move(OpenStore(server->url(), "s", After(5)).value());
+  std::thread ender([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    server.reset();
+  });
+  auto start = Now();
+  auto value = store->Get("never", Deadline::max());
+  EXPECT_LT(Seconds(Now() - start), 2);
+  EXPECT_NE(value.error().message().find("tcp:127.0.0.1:"), std::string::npos) << value.error().message();
+  ender.join();
+  EXPECT_FALSE(store->Set("k", "v").ok());
+}
+
+TEST(StoreServer, AnExchangeHasOneCount) {
+  auto server = std::move(StoreServer::Start("tcp:127.0.0.1:0", "").value());
+  auto a = std::move(OpenStore(server->url(), "", After(5)).value());
+  EXPECT_EQ(a->Exchange("x", 0, 2, "a", After(0.05)).error().code(), Code::kTimeout);
+  auto other = a->Exchange("x", 1, 3, "b", After(5));
+  EXPECT_EQ(other.error().code(), Code::kArgument);
+  EXPECT_NE(other.error().message().find("by 2, not 3"), std::string::npos) << other.error().message();
+  // Who timed out may come again, and the connection still serves.
+  auto b = std::move(OpenStore(server->url(), "", After(5)).value());
+  std::thread second([&] { EXPECT_EQ(b->Exchange("x", 1, 2, "b", After(5)).value()[1], "b"); });
+  second.join();  // index 0 is there already
+  EXPECT_EQ(a->Exchange("x", 0, 2, "again", After(5)).value()[1], "b");
+}
+
+TEST(StoreServer, AStrangerThatTalksWithoutEndHoldsUpNobody) {
+  auto server = std::move(StoreServer::Start("tcp:127.0.0.1:0", "s").value());
+  std::atomic<bool> stop{false};
+  std::atomic<int> visits{0};
+  std::thread flood([&] {
+    std::string noise(1 << 20, '\x01');
+    while (!stop) {
+      auto stranger = Dial(server->url(), After(1));
+      if (stranger.ok()) (void)SendAll(stranger.value(), std::as_bytes(std::span(noise)), After(1));
+      ++visits;
+    }
+  });
+  auto store = OpenStore(server->url(), "s", After(5));
+  EXPECT_TRUE(store.ok());
+  Deadline limit = After(10);
+  for (int i = 0; visits < 10 && store.ok() && Now() < limit; ++i) EXPECT_EQ(store.value()->Add("n", 1).value(), i + 1);
+  EXPECT_GE(visits, 10);
+  stop = true;
+  flood.join();
 }
 
 }  // namespace

@@ -2,64 +2,32 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <thread>
 
-#include "net/socket.h"
-#include "transport/tcp/factory.h"
+#include "transport/conformance.h"
+#include "transport/tcp_job.h"
 
 namespace ronde {
 namespace {
 
-struct Job {
-  int size = 2;
-  std::function<std::string(int)> host = [](int) { return "same"; };
-  bool shared_memory = true;
-  std::function<void(EndpointConfig&)> change = [](EndpointConfig&) {};
-  double seconds = 20;
-};
+using testing::Bytes, testing::ConnectAll, testing::EveryoneElsewhere, testing::Job, testing::Made, testing::TakeText;
 
-using Made = std::vector<Expected<Connections>>;
-
-Made ConnectAll(const Job& setup) {
-  std::vector<std::unique_ptr<Endpoint>> endpoints;
-  std::vector<std::string> blobs;
-  for (int r = 0; r < setup.size; ++r) {
-    EndpointConfig config;
-    config.rank = r;
-    config.size = setup.size;
-    config.host_id = setup.host(r);
-    config.host_name = "host-" + config.host_id;
-    config.secret = "secret";
-    config.job_options = "from " + std::to_string(r);
-    config.ring_bytes = 65536;
-    config.shared_memory = setup.shared_memory;
-    setup.change(config);
-    endpoints.push_back(std::move(Endpoint::Create(config, Log(LogLevel::kOff, false, "")).value()));
-    blobs.push_back(endpoints.back()->blob());
+testing::World MakeWorld(const Job& setup) {
+  Made made = ConnectAll(setup);
+  testing::World world;
+  bool memory = true;
+  for (auto& m : made) {
+    EXPECT_TRUE(m.ok()) << m.error().message();
+    world.transports.push_back(std::move(m->transport));
+    world.mailboxes.push_back(std::move(m->mailbox));
+    memory &= m->segment != nullptr;
+    world.segments.push_back(std::move(m->segment));
   }
-  Made made;
-  for (int r = 0; r < setup.size; ++r) made.emplace_back(Result(Code::kInternal, "not run"));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < setup.size; ++r) {
-    threads.emplace_back([&, r] { made[r] = endpoints[r]->Connect(blobs, After(setup.seconds)); });
-  }
-  for (auto& t : threads) t.join();
-  return made;
+  if (!memory) world.segments.clear();
+  return world;
 }
-
-std::string TakeText(Mailbox& mailbox, double seconds = 10) {
-  Mailbox::Event event;
-  Deadline limit = After(seconds);
-  while (!mailbox.Take(&event)) {
-    if (Now() >= limit) return "nothing came";
-    mailbox.Wait(limit, true);
-  }
-  if (!event.lost.ok()) return "lost " + std::to_string(event.peer);
-  return std::string(reinterpret_cast<const char*>(event.message.data()), event.message.size());
-}
-std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+testing::World MakeOneHost(int size) { return MakeWorld({.size = size}); }
+testing::World MakeHosts(int size) { return MakeWorld({.size = size, .host = EveryoneElsewhere()}); }
 
 TEST(Endpoint, RanksOfOneHostMeetAndShareMemory) {
   auto made = ConnectAll({.size = 4});
@@ -82,7 +50,7 @@ TEST(Endpoint, MailboxesCarryOrderedMessagesBigOnesAndEnds) {
   for (bool one_host : {true, false}) {
     Job setup;
     setup.size = 3;
-    if (!one_host) setup.host = [](int r) { return "h" + std::to_string(r); };
+    if (!one_host) setup.host = EveryoneElsewhere();
     auto made = ConnectAll(setup);
     for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
     std::string big(4 << 20, 'b');
@@ -125,7 +93,7 @@ TEST(Endpoint, TransportMovesLargeDataBothWaysMatchedByTag) {
   for (bool one_host : {true, false}) {
     Job setup;
     setup.size = 3;
-    if (!one_host) setup.host = [](int r) { return "h" + std::to_string(r); };
+    if (!one_host) setup.host = EveryoneElsewhere();
     auto made = ConnectAll(setup);
     for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
     constexpr std::size_t kCount = 2 << 20;
@@ -187,47 +155,6 @@ TEST(Endpoint, TransportErrorsNameTheRank) {
   EXPECT_LT(Seconds(Now() - start), 1);
 }
 
-TEST(Endpoint, AWrongSecretOrGenerationOrAMissingRankIsAnErrorThatNamesIt) {
-  Job setup;
-  setup.seconds = 0.6;
-  setup.change = [](EndpointConfig& c) { c.secret = c.rank ? "other" : "secret"; };
-  auto made = ConnectAll(setup);
-  EXPECT_NE(made[0].error().message().find("rank 1 (host host-same)"), std::string::npos) << made[0].error().message();
-  EXPECT_NE(made[1].error().message().find("secret"), std::string::npos) << made[1].error().message();
-  setup.change = [](EndpointConfig& c) { c.generation = static_cast<std::uint64_t>(c.rank); };
-  made = ConnectAll(setup);
-  EXPECT_FALSE(made[0].ok());
-  EXPECT_FALSE(made[1].ok());
-}
-
-TEST(Endpoint, StrangersDoNoHarm) {
-  EndpointConfig config;
-  config.size = 2;
-  config.host_id = "same";
-  config.host_name = "h";
-  config.secret = "secret";
-  config.shared_memory = false;
-  Log log(LogLevel::kOff, false, "");
-  auto first = std::move(Endpoint::Create(config, log).value());
-  config.rank = 1;
-  auto second = std::move(Endpoint::Create(config, log).value());
-  std::vector<std::string> blobs = {first->blob(), second->blob()};
-  auto at = blobs[0].find("unix:@");
-  std::string address = blobs[0].substr(at, 6 + 6 + 24);
-  std::vector<Fd> strangers;
-  for (int i = 0; i < 3; ++i) {
-    auto stranger = Dial(address, After(5));
-    ASSERT_TRUE(stranger.ok()) << stranger.error().message();
-    std::string noise = "GET / HTTP/1.1\r\n\r\n" + std::string(100, 'x');
-    (void)SendAll(stranger.value(), std::as_bytes(std::span(noise)), After(1));
-    strangers.push_back(std::move(stranger.value()));
-  }
-  std::thread other([&] { EXPECT_TRUE(second->Connect(blobs, After(15)).ok()); });
-  auto made = first->Connect(blobs, After(15));
-  EXPECT_TRUE(made.ok()) << made.error().message();
-  other.join();
-}
-
 TEST(Endpoint, OneRankNeedsNoNetwork) {
   auto made = ConnectAll({.size = 1});
   ASSERT_TRUE(made[0].ok());
@@ -244,4 +171,16 @@ TEST(Endpoint, TwelveRanksOnThreeHosts) {
 }
 
 }  // namespace
+
+namespace testing {
+namespace {
+
+const Implementation kOneHost{"unix", MakeOneHost};
+const Implementation kHosts{"tcp", MakeHosts};
+INSTANTIATE_TEST_SUITE_P(Sockets, TransportTest, ::testing::Values(kOneHost, kHosts));
+INSTANTIATE_TEST_SUITE_P(Sockets, MailboxTest, ::testing::Values(kOneHost, kHosts));
+INSTANTIATE_TEST_SUITE_P(Sockets, SegmentTest, ::testing::Values(kOneHost));
+
+}  // namespace
+}  // namespace testing
 }  // namespace ronde

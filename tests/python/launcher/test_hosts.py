@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ronde.launcher.hosts import Host, HostError, parse_hostfile, parse_hosts
-from ronde.launcher.job import LaunchError, identities, place
+from ronde.launcher.job import Job, JobSpec, LaunchError, identities, place
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,9 @@ from ronde.launcher.job import LaunchError, identities, place
         ("a:1, b:2", [Host("a", 1), Host("b", 2)]),
         ("a:1,b:1,a:2", [Host("a", 3), Host("b", 1)]),
         ("localhost:1,127.0.0.1:2", [Host("localhost", 3)]),
+        ("[::1]:1,LocalHost:2", [Host("::1", 3)]),
+        ("A.invalid:1,a.invalid.:2", [Host("A.invalid", 3)]),
+        ("a.invalid:1,me@a.invalid:2", [Host("a.invalid", 3, "me")]),
     ],
 )
 def test_host_lists(text: str, expected: list[Host]) -> None:
@@ -34,15 +37,27 @@ def test_the_same_machine_by_its_own_name_is_one_host() -> None:
     assert parse_hosts(f"localhost:1,{socket.gethostname()}:2") == [Host("localhost", 3)]
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:", "a:x", "a:0", "a:-1", "a b:1", "a:1:2", "[::1:2", "@a:1"])
+@pytest.mark.parametrize("text", ["", ",", "a:", "a:x", "a:0", "a:-1", "a b:1", "a:1:2", "[::1:2", "@a:1", "fe80::1"])
 def test_bad_host_lists(text: str) -> None:
     with pytest.raises(HostError):
         parse_hosts(text)
 
 
+def test_two_users_on_one_machine_are_refused() -> None:
+    with pytest.raises(HostError, match="'me@a.invalid' and 'you@a.invalid' are the same machine"):
+        parse_hosts("me@a.invalid:1,you@a.invalid:1")
+
+
+def test_another_user_on_this_machine_is_refused() -> None:
+    with pytest.raises(LaunchError, match="'somebody-else@localhost' is this host"):
+        Job(JobSpec(["true"], 1, parse_hosts("somebody-else@localhost:1"), {}))
+
+
 def test_host_files(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_bytes(b"# all machines\r\n\r\nh1 slots=4\r\nh2:3  # the fast one\r\nh3\r\nh4 slots=2 max_slots=8\r\n")
+    path.write_bytes(
+        b"\xef\xbb\xbf# all machines\r\n\r\nh1 slots=4\r\nh2:3  # the fast one\r\nh3\r\nh4 slots=2 max_slots=8\r\n"
+    )
     assert parse_hostfile(str(path)) == [Host("h1", 4), Host("h2", 3), Host("h3", 1), Host("h4", 2)]
 
 
