@@ -6,49 +6,73 @@
 
 namespace ronde {
 
-void Coordinator::Decide(const PendingEntry& entry, const std::vector<int>& members, const std::set<int>& joined,
-                         const std::set<int>& departed) {
+Result HasLeft(const Definition& definition, int rank, const NegotiatorConfig& config) {
+  return Result(Code::kShutdown, Describe(definition) + ": rank " + std::to_string(rank) + " (host " +
+                                     config.host_names[rank] + ") has shut down");
+}
+
+namespace {
+
+// Row counts that a ragged operation travels with: are there as many as it needs, and can they be?
+Result CheckRows(const Definition& definition, int member, const Values& rows, std::size_t members) {
+  std::size_t count = RowsNeeded(definition, members);
+  std::string who = Describe(definition) + ": rank " + std::to_string(member);
+  if (rows.size() != count) {
+    return Result(Code::kMismatch, who + " gave " + std::to_string(rows.size()) + " row counts where " +
+                                       std::to_string(count) + " are needed");
+  }
+  auto negative = std::find_if(rows.begin(), rows.end(), [](std::int64_t n) { return n < 0; });
+  if (negative == rows.end()) return Ok();
+  return Result(Code::kMismatch, who + " gave a negative row count, " + std::to_string(*negative));
+}
+
+}  // namespace
+
+// `values`: of the members that are ready.
+Result Coordinator::Check(const PendingEntry& entry, const std::map<int, const Values*>& values,
+                          const std::vector<int>& members, const Absence& absence) const {
+  const Definition& definition = entry.variants.front().definition->definition;
+  const OpInfo& op = Info(definition.op);
+  for (int member : members) {
+    auto left = absence.departed.find(member);
+    if (!values.count(member) && left != absence.departed.end()) return HasLeft(definition, left->second, config_);
+  }
+  std::vector<Opinion> opinions;
+  for (const auto& variant : entry.variants) opinions.push_back(OpinionOf(variant));
+  RONDE_RETURN_IF_ERROR(CheckAgreement(opinions));
+  if (op.rooted && !std::binary_search(members.begin(), members.end(), definition.root)) {
+    return Result(Code::kArgument, Describe(definition) + ": its root, rank " + std::to_string(definition.root) +
+                                       ", is not in process set " + std::to_string(definition.set));
+  }
+  if (op.rooted && !values.count(definition.root)) {
+    return Result(Code::kMismatch, Describe(definition) + ": its root, rank " + std::to_string(definition.root) +
+                                       ", has joined and sends nothing");
+  }
+  if (!op.ragged) return Ok();
+  for (const auto& [member, rows] : values) {
+    RONDE_RETURN_IF_ERROR(CheckRows(definition, member, *rows, members.size()));
+  }
+  return Ok();
+}
+
+void Coordinator::Decide(const PendingEntry& entry, const Result& conflict, const std::vector<int>& members,
+                         const Absence& absence) {
+  std::map<int, const Values*> values;
+  for (const auto& variant : entry.variants) {
+    for (const auto& contribution : variant.contributions) values[contribution.rank] = &contribution.values;
+  }
   DecidedEntry decided;
   decided.known = entry.variants.front().definition;
   decided.number = entry.number;
-  std::vector<Opinion> opinions;
-  std::map<int, const Values*> values;
-  for (const auto& variant : entry.variants) {
-    Opinion opinion{&variant.definition->definition, {}};
-    for (const auto& contribution : variant.contributions) {
-      opinion.ranks.push_back(contribution.rank);
-      values[contribution.rank] = &contribution.values;
-    }
-    if (!opinion.ranks.empty()) opinions.push_back(std::move(opinion));
-  }
+  decided.error = conflict.ok() ? Check(entry, values, members, absence) : conflict;
   const Definition& definition = decided.known->definition;
-  const OpInfo& op = Info(definition.op);
-  for (int member : members) {
-    if (values.count(member)) continue;
-    if (departed.count(member)) {
-      decided.error = Result(Code::kShutdown, Describe(definition) + ": rank " + std::to_string(member) + " (host " +
-                                                  config_.host_names[member] + ") has shut down");
-    } else if (joined.count(member)) {
-      decided.joined.push_back(member);
-    }
-  }
-  if (decided.error.ok()) decided.error = CheckAgreement(opinions);
-  if (decided.error.ok() && op.rooted &&
-      std::find(decided.joined.begin(), decided.joined.end(), definition.root) != decided.joined.end()) {
-    decided.error = Result(Code::kMismatch, Describe(definition) + ": its root, rank " +
-                                                std::to_string(definition.root) + ", has joined and sends nothing");
-  }
-  if (decided.error.ok() && op.ragged) {
-    std::size_t count = definition.tensors.size() * (op.splits ? members.size() : 1);
+  if (decided.error.ok()) {
+    const OpInfo& op = Info(definition.op);
+    std::size_t count = RowsNeeded(definition, members.size());
     for (int member : members) {
       auto found = values.find(member);
-      decided.values.push_back(found == values.end() ? Values(count, 0) : *found->second);
-      bool valid = decided.values.back().size() == count;
-      for (auto rows : decided.values.back()) valid = valid && rows >= 0;
-      if (!valid) {
-        decided.error = Result(Code::kInternal, Describe(definition) + ": rank " + std::to_string(member) +
-                                                    " reported impossible row counts");
-      }
+      if (found == values.end()) decided.joined.push_back(member);
+      if (op.ragged) decided.values.push_back(found == values.end() ? Values(count, 0) : *found->second);
     }
   }
   queues_[definition.set].ready.push_back(std::move(decided));
@@ -60,7 +84,8 @@ std::optional<DecidedBatch> Coordinator::Next(TimePoint now, int last_joined) {
   for (auto& [id, queue] : queues_) {
     if (queue.ready.empty()) continue;
     empty = false;
-    if (queue.next_number - queue.finished >= static_cast<std::uint64_t>(config_.max_unfinished_batches)) continue;
+    auto unfinished = static_cast<int>(queue.next_number - queue.finished);
+    if (queue.has_credit_limit && unfinished >= config_.max_unfinished_batches) continue;
     if (config_.linger > Duration::zero()) {
       if (!queue.lingering) {
         queue.lingering = true;
@@ -122,7 +147,8 @@ void Coordinator::Touch(std::uint64_t id) {
 
 void Coordinator::Finished(SetId set, std::uint64_t number) {
   auto found = queues_.find(set);
-  if (found != queues_.end()) found->second.finished = std::max(found->second.finished, number + 1);
+  if (found == queues_.end() || number >= found->second.next_number) return;
+  found->second.finished = std::max(found->second.finished, number + 1);
 }
 
 }  // namespace ronde

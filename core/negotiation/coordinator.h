@@ -1,50 +1,36 @@
 // Rank 0's decisions: do the ranks agree, which id does a definition get, what is committed next.
 #pragma once
 
-#include <deque>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <optional>
-#include <set>
 #include <unordered_map>
 #include <vector>
 
-#include "negotiation/ledger.h"
+#include "negotiation/exchange.h"
 #include "negotiation/negotiator.h"
+#include "negotiation/pending_table.h"
 
 namespace ronde {
-
-struct DecidedEntry {
-  DefinitionPtr known;
-  std::uint64_t number = 0;
-  std::uint64_t assigned = 0;  // the id that `known` gets with this batch; 0: none
-  std::vector<int> joined;
-  std::vector<Values> values;
-  Result error;
-  SetId new_set = 0;
-  bool existed = false;
-  int last_joined = -1;
-};
-struct DecidedBatch {
-  SetId set = kGlobalSet;
-  std::uint64_t number = 0;
-  std::vector<DecidedEntry> entries;
-};
 
 class Coordinator {
  public:
   Coordinator(const NegotiatorConfig& config, DefinitionTable& definitions)
       : config_(config), definitions_(definitions) {}
 
-  // All members are ready, have joined or have left.
-  void Decide(const PendingEntry& entry, const std::vector<int>& members, const std::set<int>& joined,
-              const std::set<int>& departed);
+  // All members are ready, have joined or have left. `conflict`: why it fails even if they agree.
+  void Decide(const PendingEntry& entry, const Result& conflict, const std::vector<int>& members,
+              const Absence& absence);
   // The next batch that credit and linger allow. `last_joined` >= 0: all ranks have joined, so once nothing else is
   // left a batch releases them.
   std::optional<DecidedBatch> Next(TimePoint now, int last_joined);
   // Gives ids to new definitions of the batch, just before it is written. Returns the ids to evict.
   std::vector<std::uint64_t> AssignIds(DecidedBatch& batch);
   void Finished(SetId set, std::uint64_t number);
+  // The lowest member has left, so nobody reports finished batches of this set any more. What can still be committed
+  // there are errors, which nobody has to be kept from.
+  void LiftCredit(SetId set) { queues_[set].has_credit_limit = false; }
   void DropSet(SetId set) { queues_.erase(set); }
   TimePoint next_wake() const { return next_wake_; }
 
@@ -53,9 +39,12 @@ class Coordinator {
     std::vector<DecidedEntry> ready;
     TimePoint ready_since{};
     bool lingering = false;
+    bool has_credit_limit = true;
     std::uint64_t next_number = 0;
     std::uint64_t finished = 0;  // batches
   };
+  Result Check(const PendingEntry& entry, const std::map<int, const Values*>& values, const std::vector<int>& members,
+               const Absence& absence) const;
   void Touch(std::uint64_t id);
 
   const NegotiatorConfig& config_;
@@ -66,5 +55,8 @@ class Coordinator {
   std::list<std::uint64_t> by_use_;  // least recently used first
   std::unordered_map<std::uint64_t, std::list<std::uint64_t>::iterator> use_;
 };
+
+// "allreduce 'x': rank 2 (host b) has shut down".
+Result HasLeft(const Definition& definition, int rank, const NegotiatorConfig& config);
 
 }  // namespace ronde

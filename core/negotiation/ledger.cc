@@ -1,7 +1,5 @@
 #include "negotiation/ledger.h"
 
-#include <algorithm>
-
 namespace ronde {
 
 DefinitionPtr DefinitionTable::Intern(const Definition& definition) {
@@ -50,19 +48,25 @@ DefinitionPtr DefinitionTable::Read(Reader& reader) {
   return known;
 }
 
+std::vector<std::uint64_t> Evictions::Gone(int child) {
+  std::vector<std::uint64_t> done;
+  for (auto item = waiting_.begin(); item != waiting_.end();) {
+    if (item->second.erase(child) > 0 && item->second.empty()) {
+      done.push_back(item->first);
+      item = waiting_.erase(item);
+    } else {
+      ++item;
+    }
+  }
+  return done;
+}
+
 std::string KeyOf(const Definition& definition, std::uint64_t number) {
   std::string key = std::to_string(definition.set);
   if (definition.name.empty()) {
     return key + '\1' + static_cast<char>('a' + static_cast<int>(definition.op)) + std::to_string(number);
   }
   return key + '\2' + definition.name;
-}
-
-bool PendingEntry::Has(int rank) const {
-  return std::any_of(variants.begin(), variants.end(), [&](const Variant& v) {
-    return std::any_of(v.contributions.begin(), v.contributions.end(),
-                       [&](const Contribution& c) { return c.rank == rank; });
-  });
 }
 
 }  // namespace ronde

@@ -1,4 +1,4 @@
-// Definitions by id, and entries by key: the two tables every node keeps.
+// Definitions by id: the table every node keeps, and how an id leaves it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/clock.h"
 #include "wire/codec.h"
 #include "wire/definition.h"
 
@@ -23,8 +22,8 @@ struct KnownDefinition {
 };
 using DefinitionPtr = std::shared_ptr<KnownDefinition>;
 
-// Ids are never reused and never change their meaning. An evicted id is no longer written at this node, but stays
-// readable until Forget.
+// Ids are never reused and never change their meaning, so a new definition for a live name needs no coordination: it is
+// another definition with another id. An evicted id is no longer written at this node, but stays readable until Forget.
 class DefinitionTable {
  public:
   DefinitionPtr Intern(const Definition& definition);
@@ -32,7 +31,6 @@ class DefinitionTable {
   void Evict(std::uint64_t id);   // stop writing it
   void Forget(std::uint64_t id);  // stop reading it
   DefinitionPtr Find(std::uint64_t id) const;
-  std::size_t num_ids() const { return by_bytes_.size(); }
 
   // A definition as its id, or whole.
   static void Write(Writer& writer, const KnownDefinition& definition);
@@ -43,31 +41,31 @@ class DefinitionTable {
   std::unordered_map<std::uint64_t, DefinitionPtr> by_id_;
 };
 
+// Evicted ids that children may still write. A child acknowledges after the last report in which it used the id, and
+// since links keep their order nothing that arrives later can name it.
+class Evictions {
+ public:
+  // True: nobody is waited for.
+  bool Begin(std::uint64_t id, const std::vector<int>& children) {
+    if (children.empty()) return true;
+    waiting_[id].insert(children.begin(), children.end());
+    return false;
+  }
+  // True: that was the last acknowledgement.
+  bool Acknowledge(std::uint64_t id, int child) {
+    auto found = waiting_.find(id);
+    if (found == waiting_.end() || found->second.erase(child) == 0 || !found->second.empty()) return false;
+    waiting_.erase(found);
+    return true;
+  }
+  // The child has left and writes nothing any more. Returns the ids that waited for it alone.
+  std::vector<std::uint64_t> Gone(int child);
+
+ private:
+  std::map<std::uint64_t, std::set<int>> waiting_;
+};
+
 // Identity of an entry, the same on all ranks: (set, name), or for unnamed operations (set, op, submission number).
 std::string KeyOf(const Definition& definition, std::uint64_t number);
-
-// What one rank brought to an entry.
-struct Contribution {
-  int rank = 0;
-  Values values;
-};
-struct Variant {
-  DefinitionPtr definition;
-  std::vector<Contribution> contributions;
-};
-struct PendingEntry {
-  std::uint64_t number = 0;
-  std::vector<Variant> variants;  // one, unless ranks disagree
-  std::size_t ready = 0;          // ranks heard of
-  TimePoint since;
-  bool reported = false;          // as stalled, to the parent
-  std::set<int> ready_elsewhere;  // at rank 0: ranks that a node below reported ready in a partial, stalled entry
-  Duration next_warning{};        // at rank 0
-
-  bool Has(int rank) const;
-  SetId set() const { return variants.front().definition->definition.set; }
-};
-// Ordered by key, so that whatever walks it does so in the same order in every run.
-using PendingTable = std::map<std::string, PendingEntry>;
 
 }  // namespace ronde

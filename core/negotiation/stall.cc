@@ -36,25 +36,27 @@ StallWatch::StallWatch(const NegotiatorConfig& config) : config_(config), first_
   interval_ = std::clamp<Duration>(first_limit_ / 10, milliseconds(10), seconds(1));
 }
 
-StallFinding StallWatch::Look(PendingTable& pending, const std::function<const std::vector<int>*(SetId)>& members,
-                              const std::set<int>& absent, TimePoint now) {
+StallFinding StallWatch::Look(PendingTable::Entries& pending, const ProcessSets& sets, const Absence& absence,
+                              TimePoint now) {
   StallFinding finding;
   bool want_answers = false;
   bool answers_fresh = asking_ && asked_at_ != TimePoint::min();
   for (auto& [key, entry] : pending) {
     Duration age = now - entry.since;
     if (age < first_limit_) continue;
-    const std::vector<int>* all = members(entry.set());
-    if (all == nullptr) continue;
+    const ProcessSet* set = sets.Find(entry.set());
+    if (set == nullptr) continue;
     std::vector<int> ready, missing;
-    for (int rank : *all) {
-      if (entry.Has(rank) || entry.ready_elsewhere.count(rank)) {
+    bool somebody_waits = false;
+    for (int rank : set->members) {
+      if (entry.heard[rank] || entry.ready_elsewhere.count(rank)) {
         ready.push_back(rank);
-      } else if (!absent.count(rank)) {
+        somebody_waits = somebody_waits || !absence.departed.count(rank);
+      } else if (!absence.Has(rank)) {
         missing.push_back(rank);
       }
     }
-    if (missing.empty()) continue;
+    if (missing.empty() || !somebody_waits) continue;
 
     if (config_.stall_abort && *config_.stall_abort > Duration::zero() && age >= *config_.stall_abort) {
       const Definition& definition = entry.variants.front().definition->definition;

@@ -2,14 +2,12 @@
 // job must end. Pure; runs at rank 0 (other nodes only use its limits).
 #pragma once
 
-#include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "negotiation/ledger.h"
 #include "negotiation/negotiator.h"
+#include "negotiation/pending_table.h"
 
 namespace ronde {
 
@@ -30,8 +28,7 @@ class StallWatch {
   // The earliest time at which a partial entry matters.
   Duration first_limit() const { return first_limit_; }
 
-  StallFinding Look(PendingTable& pending, const std::function<const std::vector<int>*(SetId)>& members,
-                    const std::set<int>& absent, TimePoint now);
+  StallFinding Look(PendingTable::Entries& pending, const ProcessSets& sets, const Absence& absence, TimePoint now);
   void Answer(int rank, const BlockedReport& report) { answers_[rank] = report; }
 
  private:

@@ -31,6 +31,7 @@ std::uint64_t Reader::Unsigned() {
   std::uint64_t value = 0;
   for (int shift = 0; shift < 64; shift += 7) {
     std::uint8_t byte = Byte();
+    if (shift == 63 && byte > 1) break;  // beyond 64 bits
     value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
     if (byte < 0x80) return value;
   }

@@ -192,45 +192,6 @@ TEST(Negotiator, RemovalFailsWhatPendsAndIdsOfSetsAreNotUsedAgain) {
   EXPECT_GT(everywhere(add).new_set, first);
 }
 
-TEST(Negotiator, AStallIsReportedWithWhatTheMissingWaitInAndAbortsAtTheUsersLimit) {
-  for (const auto& tree : {Star(3), Chain(3)}) {
-    Simulation job({tree, 65536, 1, 3.0});
-    job.blocked[1] = {true, "waiting in broadcast 'y'"};
-    Ticket ticket = job.Submit(2, Reduce("x"));
-    job.Run();
-    for (int i = 0; i < 15; ++i) job.Tick(0.1);
-    ASSERT_EQ(job.logs.size(), 1u);
-    EXPECT_NE(job.logs[0].find("allreduce 'x' has waited"), std::string::npos) << job.logs[0];
-    EXPECT_NE(
-        job.logs[0].find("ready on rank 2; missing: rank 0 (host h0: not inside ronde), rank 1 (host h1: waiting in "
-                         "broadcast 'y')"),
-        std::string::npos)
-        << job.logs[0];
-    EXPECT_EQ(job.ended[2][ticket].times, 0);
-    for (int i = 0; i < 20; ++i) job.Tick(0.1);
-    std::string text = "allreduce 'x': ready on rank 2, but ranks 0, 1 did not submit it within 3 s";
-    EXPECT_EQ(job.ended[2][ticket].result.message(), text);
-    for (int r = 0; r < 3; ++r) EXPECT_EQ(job.aborts[r].message(), text);
-    Ticket late = job.Submit(1, Reduce("x"));
-    EXPECT_EQ(job.ended[1][late].result.message(), text);
-  }
-}
-
-TEST(Negotiator, ByDefaultOnlyADeadlockAbortsAtTenMinutes) {
-  for (bool blocked : {false, true}) {
-    Simulation job({Star(2)});
-    job.blocked[1] = {blocked, blocked ? "waiting in barrier" : "not inside ronde"};
-    job.Submit(0, Reduce("x"));
-    job.Run();
-    for (int i = 0; i < 650; ++i) job.Tick(1);
-    EXPECT_EQ(job.aborts[0].code(), blocked ? Code::kStall : Code::kOk);
-    if (blocked) continue;
-    EXPECT_EQ(job.logs.size(), 4u);  // after 60, 120, 240 and 480 seconds
-    for (int i = 0; i < 660; ++i) job.Tick(10);
-    EXPECT_EQ(job.aborts[0].code(), Code::kStall);
-  }
-}
-
 TEST(Negotiator, AnIdleNodeNeedsNoTimer) {
   Simulation job({Star(2)});
   for (int r = 0; r < 2; ++r) job.Submit(r, Reduce("x"));
@@ -303,24 +264,6 @@ TEST(Negotiator, ARankThatLeavesBetweenReadyAndCommitFailsTheOperationForAll) {
       }
     }
   }
-}
-
-TEST(Negotiator, NonsenseAbortsAndNamesTheSender) {
-  std::mt19937 random(7);
-  int malformed = 0;
-  for (int i = 0; i < 3000; ++i) {
-    Simulation job({Star(2)});
-    std::vector<std::byte> bytes(random() % 60);
-    for (auto& b : bytes) b = static_cast<std::byte>(random() % 20);
-    if (!bytes.empty()) bytes[0] = std::byte{1};
-    job.node(0).Receive(1, bytes, job.now);
-    job.Collect(0);
-    if (job.aborts[0].message().find("malformed") != std::string::npos) {
-      ++malformed;
-      EXPECT_NE(job.aborts[0].message().find("rank 1"), std::string::npos);
-    }
-  }
-  EXPECT_GT(malformed, 100);
 }
 
 // Any interleaving: the same batches in the same order on every rank, each submission ends exactly once.
@@ -396,30 +339,6 @@ TEST(Negotiator, AnyInterleavingGivesOneOrder) {
       }
     }
   }
-}
-
-TEST(Fusion, GathersEqualKindsUpToTheThresholdPastOthers) {
-  Batch batch;
-  auto add = [&](Shape shape, DType dtype) {
-    AgreedEntry entry;
-    entry.definition = std::make_shared<Definition>(Reduce("t", std::move(shape), dtype));
-    batch.entries.push_back(entry);
-  };
-  add({4}, DType::kFloat32);
-  add({2}, DType::kFloat64);
-  add({4}, DType::kFloat32);
-  add({100}, DType::kFloat32);
-  add({1}, DType::kFloat32);
-  auto sizes = [&](FusionLimits limits) {
-    std::vector<std::size_t> all;
-    for (auto& list : PlanFusion(batch, limits, 2)) all.push_back(list.size());
-    return all;
-  };
-  EXPECT_EQ(sizes({1000, false}), (std::vector<std::size_t>{4, 1}));
-  EXPECT_EQ(sizes({40, false}), (std::vector<std::size_t>{2, 1, 1, 1}));
-  EXPECT_EQ(sizes({0, false}), (std::vector<std::size_t>{1, 1, 1, 1, 1}));
-  batch.entries[2].error = Result(Code::kMismatch, "no");
-  EXPECT_EQ(sizes({1000, false}), (std::vector<std::size_t>{3, 1}));
 }
 
 }  // namespace

@@ -71,6 +71,30 @@ TEST(Codec, CutAndChangedMessagesAreErrorsNotCrashes) {
   EXPECT_GT(refused, 2000);
 }
 
+TEST(Codec, NumbersBeyond64BitsAreRefused) {
+  for (int last : {1, 2, 0x7f}) {
+    std::vector<std::byte> bytes(9, std::byte{0xff});
+    bytes.push_back(static_cast<std::byte>(last));
+    Reader reader(bytes);
+    EXPECT_EQ(reader.Unsigned(), last == 1 ? std::numeric_limits<std::uint64_t>::max() : 0);
+    EXPECT_EQ(reader.ok(), last == 1);
+  }
+}
+
+TEST(Codec, RandomBytesAreErrorsNotCrashes) {
+  std::mt19937 random(3);
+  int refused = 0;
+  for (int i = 0; i < 5000; ++i) {
+    std::vector<std::byte> bytes(random() % 80);
+    for (auto& b : bytes) b = static_cast<std::byte>(random() % (i % 2 ? 256 : 8));
+    Reader reader(bytes);
+    ReadDefinition(reader);
+    refused += !reader.ok();
+    EXPECT_EQ(reader.result().ok(), reader.ok());
+  }
+  EXPECT_GT(refused, 4000);
+}
+
 TEST(Codec, ACountThatTheBytesCannotHoldIsRefusedBeforeAllocation) {
   Writer writer;
   writer.Unsigned(std::uint64_t{1} << 60);

@@ -1,0 +1,70 @@
+#include "negotiation/submissions.h"
+
+#include "negotiation/agreement.h"
+#include "negotiation/ledger.h"
+
+namespace ronde {
+
+Result Submissions::Add(Ticket ticket, const Definition& definition, std::uint64_t* number) {
+  *number = 0;
+  Mine mine{ticket, definition.set, {}};
+  if (definition.name.empty()) {
+    *number = next_number_[{definition.set, definition.op}]++;
+  } else {
+    std::string prefix = std::to_string(definition.set) + ' ';
+    mine.names.push_back(prefix + definition.name);
+    if (definition.tensors.size() > 1) {
+      for (const auto& tensor : definition.tensors) {
+        if (!tensor.name.empty() && tensor.name != definition.name) mine.names.push_back(prefix + tensor.name);
+      }
+    }
+    for (std::size_t i = 0; i < mine.names.size(); ++i) {
+      if (names_.insert(mine.names[i]).second) continue;
+      std::string name = mine.names[i].substr(prefix.size());
+      mine.names.resize(i);
+      Free(mine);
+      return Result(Code::kArgument, Describe(definition) + ": an operation named '" + name +
+                                         "' is already in flight on this rank; wait for it first");
+    }
+  }
+  by_key_[KeyOf(definition, *number)] = std::move(mine);
+  return Ok();
+}
+
+Ticket Submissions::End(const Definition& definition, std::uint64_t number) {
+  auto found = by_key_.find(KeyOf(definition, number));
+  if (found == by_key_.end()) return 0;
+  Ticket ticket = found->second.ticket;
+  Free(found->second);
+  by_key_.erase(found);
+  return ticket;
+}
+
+Ticket Submissions::EndJoin() {
+  next_number_.clear();
+  return std::exchange(joined_, 0);
+}
+
+void Submissions::FailAll(const Result& why, Failed* failed) {
+  for (const auto& [key, mine] : by_key_) failed->emplace_back(mine.ticket, why);
+  if (joined_ != 0) failed->emplace_back(std::exchange(joined_, 0), why);
+  by_key_.clear();
+  names_.clear();
+}
+
+void Submissions::FailSet(SetId set, const Result& why, Failed* failed) {
+  std::erase_if(by_key_, [&](const auto& item) {
+    const Mine& mine = item.second;
+    if (mine.set != set) return false;
+    failed->emplace_back(mine.ticket, why);
+    Free(mine);
+    return true;
+  });
+  std::erase_if(next_number_, [&](const auto& item) { return item.first.first == set; });
+}
+
+void Submissions::Free(const Mine& mine) {
+  for (const auto& name : mine.names) names_.erase(name);
+}
+
+}  // namespace ronde

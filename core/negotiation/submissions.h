@@ -1,0 +1,50 @@
+// This rank's own operations in flight: ticket by key, the names they reserve, the numbers of unnamed ones.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "negotiation/negotiator.h"
+
+namespace ronde {
+
+class Submissions {
+ public:
+  using Failed = std::vector<std::pair<Ticket, Result>>;
+
+  // Reserves the name, or all names of a group, and gives an unnamed operation its number. An error names the tensor
+  // that is in flight already; nothing has changed then.
+  Result Add(Ticket ticket, const Definition& definition, std::uint64_t* number);
+  void AddJoin(Ticket ticket) { joined_ = ticket; }
+  bool joined() const { return joined_ != 0; }
+
+  // The entry was committed: its ticket, 0 when it was not submitted here.
+  Ticket End(const Definition& definition, std::uint64_t number);
+  // All ranks have joined: the numbers of unnamed operations start again, since ranks left off at different ones.
+  Ticket EndJoin();
+  void FailAll(const Result& why, Failed* failed);
+  void FailSet(SetId set, const Result& why, Failed* failed);
+
+  bool empty() const { return by_key_.empty() && joined_ == 0; }
+
+ private:
+  struct Mine {
+    Ticket ticket = 0;
+    SetId set = kGlobalSet;
+    std::vector<std::string> names;
+  };
+  void Free(const Mine& mine);
+
+  std::unordered_map<std::string, Mine> by_key_;
+  std::unordered_set<std::string> names_;  // reserved, each with its set
+  std::map<std::pair<SetId, Op>, std::uint64_t> next_number_;
+  Ticket joined_ = 0;
+};
+
+}  // namespace ronde
