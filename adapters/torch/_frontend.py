@@ -66,7 +66,7 @@ class TorchFrontend(Frontend[Tensor]):
         return result.to(like.device)
 
     def check_writable(self, tensor: Tensor) -> None:
-        if overlaps(tensor.shape, tensor.stride()):
+        if not tensor.is_contiguous() and overlaps(tensor.shape, tensor.stride()):
             raise ArgumentError(
                 f"a result cannot be written into a tensor whose elements overlap (shape {tuple(tensor.shape)}, strides "
                 f"{tensor.stride()}; expand() makes such): clone() it first, or use the operation that is not in place"

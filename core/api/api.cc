@@ -6,6 +6,7 @@
 #include "api/error.h"
 #include "api/registry.h"
 #include "backends/host/factory.h"
+#include "negotiation/negotiator.h"
 #include "store/store.h"
 #include "transport/tcp/factory.h"
 
@@ -75,6 +76,13 @@ std::function<std::string(int, Deadline)> CauseOfDeath(const std::string& url, c
   };
 }
 
+// How long a batch that all agreed to may wait for one peer's next piece. Engines move by themselves, whatever their
+// programs compute, so a peer that does not is stopped or broken; the limit is that of a stall.
+double WaitSeconds(const Options& options) {
+  if (options.stall_check_disable) return 0;
+  return options.stall_abort_seconds >= 0 ? options.stall_abort_seconds : Seconds(kDefaultStallAbort);
+}
+
 Expected<std::shared_ptr<Engine>> Connect(ronde_endpoint& endpoint, const std::vector<std::string>& blobs,
                                           Deadline deadline) {
   auto connected = endpoint.endpoint->Connect(blobs, deadline);
@@ -95,6 +103,7 @@ Expected<std::shared_ptr<Engine>> Connect(ronde_endpoint& endpoint, const std::v
   host.chunk_bytes = static_cast<std::size_t>(config.options.chunk_bytes);
   host.segment = config.segment.get();
   host.transport = config.transport.get();
+  host.wait_seconds = WaitSeconds(config.options);
   config.backends.push_back(CreateHostBackend(host));
   config.cause_of_death = CauseOfDeath(endpoint.store_url, endpoint.secret);
   return std::shared_ptr<Engine>(Engine::Create(std::move(config)));

@@ -110,8 +110,9 @@ class EngineImpl final : public Engine {
   }
 
   bool Wait(Operation& operation, Deadline deadline) override {
-    if (Drive(operation, deadline)) return true;
+    if (operation.done()) return true;
     BlockedScope scope(*this, operation);
+    if (Drive(operation, deadline)) return true;
     return operation.Wait(deadline);
   }
 
@@ -448,7 +449,7 @@ class EngineImpl final : public Engine {
   EngineConfig config_;
   const Topology topology_;
   const Log log_;
-  std::unique_ptr<Mailbox> mailbox_;  // control thread; Ring from any
+  std::unique_ptr<Mailbox> mailbox_;
 
   // The right to drive the engine: guards all of this block and the mailbox (Ring and Wait aside).
   std::mutex driver_;

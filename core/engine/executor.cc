@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "negotiation/agreement.h"
+
 namespace ronde {
 namespace {
 
@@ -72,7 +74,8 @@ void Executor::Take(Job* job) {
 void Executor::Finish() {
   std::lock_guard lock(mutex_);
   running_ = false;
-  changed_.notify_all();  // WaitIdle; and this thread's fellow, if more is queued
+  // WaitIdle; or the thread, if a user's thread ran this job and more is queued. Else nobody needs to be woken.
+  if (idle_waiters_ > 0 || !queue_.empty()) changed_.notify_all();
 }
 
 void Executor::TryRunOne() {
@@ -91,13 +94,17 @@ void Executor::Abort(const Result& cause) {
   {
     std::lock_guard lock(mutex_);
     if (abort_.ok()) abort_ = cause;
+    changed_.notify_all();  // who waits for a better cause than its own
   }
   for (auto& backend : *config_.backends) backend->Abort(cause);
 }
 
 bool Executor::WaitIdle(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline, [this] { return queue_.empty() && !running_; });
+  ++idle_waiters_;
+  bool idle = changed_.wait_until(lock, deadline, [this] { return queue_.empty() && !running_; });
+  --idle_waiters_;
+  return idle;
 }
 
 Result Executor::abort_cause() {
@@ -130,6 +137,7 @@ void Executor::Run(Job& job) {
   const auto& entries = job.batch.entries;
   Plan plan = PlanFusion(job.batch, config_.limits, job.members->size());
   open_tensors_.assign(entries.size(), 0);
+  starved_.assign(entries.size(), false);
   for (const auto& list : plan) {
     for (const auto& planned : list) ++open_tensors_[planned.entry];
   }
@@ -205,6 +213,9 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
       ended.wait(lock, [&] { return done; });  // limited by Backend::Abort, after which `done` fires
     }
     if (!result.ok()) {
+      if (result.code() == Code::kTimeout) {
+        result = Result(Code::kStall, Describe(definition) + " was agreed, but " + result.message());
+      }
       if (Result cause = abort_cause(); !cause.ok()) {
         result = cause;
       } else {
@@ -266,7 +277,7 @@ FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member
     output.data = operation->request().allocate(static_cast<std::uint32_t>(planned.tensor), output.shape);
     if (output.data == nullptr && bytes > 0) {
       // The others run it, so this rank takes part with memory of its own; its user gets the error.
-      operation->flag = true;
+      starved_[planned.entry] = true;
       scratch_.emplace_back(new std::byte[bytes]);
       output.data = scratch_.back().get();
     }
@@ -282,7 +293,7 @@ FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member
 void Executor::End(Job& job, std::size_t entry, const Result& result) {
   auto operation = std::move(job.operations[entry]);
   if (!operation) return;
-  if (result.ok() && operation->request().allocate && operation->flag) {
+  if (result.ok() && starved_[entry]) {
     operation->Complete(Result(Code::kArgument, std::string(Info(operation->request().op).name) + " '" +
                                                     operation->request().name +
                                                     "': no memory was given for an output"));

@@ -66,6 +66,7 @@ class Executor {
   // Owned by whoever runs a job (running_).
   std::uint64_t next_chunk_;
   std::vector<int> open_tensors_;                      // of the running job, by entry: tensors not yet run
+  std::vector<bool> starved_;                          // ... the user gave no memory for an output
   std::vector<std::unique_ptr<std::byte[]>> scratch_;  // stands in for memory a user did not give
   std::atomic<int> pending_{0};                        // queued jobs, for polling without the mutex
 
@@ -73,6 +74,7 @@ class Executor {
   std::condition_variable changed_;
   std::deque<Job> queue_;
   bool running_ = false;
+  int idle_waiters_ = 0;
   bool stop_ = false;
   bool sleeping_ = false;
   Result abort_;

@@ -30,6 +30,10 @@
 
 namespace ronde {
 
+// After this a stall aborts the job when every missing rank is itself blocked inside ronde, unless the user set a
+// limit.
+constexpr Duration kDefaultStallAbort = std::chrono::seconds(600);
+
 struct NegotiatorConfig {
   int rank = 0;
   int parent = -1;                      // -1: rank 0

@@ -11,7 +11,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-constexpr auto kDefaultAbort = seconds(600);            // when every missing rank is itself blocked inside ronde
 constexpr auto kDefaultAbortComputing = seconds(7200);  // else: a rank that computes for long is not a deadlock
 constexpr auto kAnswerTime = seconds(2);
 
@@ -69,7 +68,7 @@ StallFinding StallWatch::Look(PendingTable::Entries& pending, const ProcessSets&
     }
     if (entry.next_warning == Duration::zero()) entry.next_warning = config_.stall_warning;
     bool warn = age >= entry.next_warning;
-    bool may_abort = !config_.stall_abort && age >= kDefaultAbort;
+    bool may_abort = !config_.stall_abort && age >= kDefaultStallAbort;
     if (!warn && !may_abort) continue;
     bool answered = answers_fresh &&
                     std::all_of(missing.begin(), missing.end(), [&](int rank) { return answers_.count(rank) > 0; });

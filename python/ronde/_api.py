@@ -41,6 +41,9 @@ class Handle(Generic[R]):
     def wait(self) -> R:
         """Waits for the end: the result, or its error raised. May be called again."""
         self._core.wait()
+        return self._end()
+
+    def _end(self) -> R:
         if self._finish is not None:
             self._result = self._finish(self._core)
             self._finish = None
@@ -48,7 +51,7 @@ class Handle(Generic[R]):
 
     def then(self, change: Callable[[R], Any]) -> "Handle[Any]":
         """The same operation with a result that is changed once it is there."""
-        return Handle(self._core, lambda _: change(self.wait()))
+        return Handle(self._core, lambda _: change(self._end()))
 
 
 class Api(Generic[T]):
@@ -113,7 +116,9 @@ class Api(Generic[T]):
     ) -> T:
         """allreduce into the tensor itself, which is returned. Any layout whose elements do not overlap. No gradient."""
         op = reduction(op, average)
-        return self.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
+        return self._reduce(
+            "allreduce", [tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True
+        ).wait()[0]
 
     def allreduce_async_(
         self,

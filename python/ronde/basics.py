@@ -15,6 +15,7 @@ from ronde._options import number
 
 # The reductions, by the numbers of the core.
 ReduceOp = IntEnum("ReduceOp", _core.REDUCTIONS)  # type: ignore[misc]
+_REDUCTIONS = tuple(_core.REDUCTIONS.values())
 Average = ReduceOp["Average"]
 Sum = ReduceOp["Sum"]
 Adasum = ReduceOp["Adasum"]
@@ -175,7 +176,7 @@ def reduction(op: Optional[int], average: Optional[bool]) -> int:
         return Average if average else Sum
     if op is None:
         return Average
-    if isinstance(op, bool) or op not in _core.REDUCTIONS.values():
+    if isinstance(op, bool) or op not in _REDUCTIONS:
         raise _core.ArgumentError(f"op={op!r} is no reduction: use one of {', '.join(_core.REDUCTIONS)}")
     return op
 

@@ -29,5 +29,8 @@ int ShmDescriptor(const ShmPart& part);
 // ignored); borrowed: they may be closed afterwards. Mappings are MADV_DONTFORK.
 Expected<std::unique_ptr<Segment>> CreateShmSegment(std::shared_ptr<ShmPart> own, const std::vector<int>& ranks,
                                                     const std::vector<int>& descriptors);
+// Control messages through the memory of a segment made above; `sockets` stays for ranks of other hosts, for what does
+// not fit, for doorbells to a sleeper and to notice deaths.
+std::unique_ptr<Mailbox> CreateShmMailbox(const Segment& segment, std::unique_ptr<Mailbox> sockets);
 
 }  // namespace ronde

@@ -83,6 +83,7 @@ class EndpointImpl final : public Endpoint {
     if (!segment.ok()) return segment.error();
     made.segment = std::move(segment.value());
     made.mailbox = CreateSocketMailbox(meeting_, std::move(sockets));
+    if (made.segment) made.mailbox = CreateShmMailbox(*made.segment, std::move(made.mailbox));
     made.transport = CreateSocketTransport(meeting_);
     return made;
   }

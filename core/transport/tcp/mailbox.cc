@@ -65,10 +65,9 @@ class SocketMailbox final : public Mailbox {
       int limit = -1;
       if (deadline != Deadline::max()) {
         auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
-        if (left <= 0) return;
-        limit = static_cast<int>(std::min<long long>(left, 1 << 30));
+        limit = static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
       }
-      if (Ready(limit)) return;
+      if (Ready(limit) || limit == 0) return;
     }
   }
 

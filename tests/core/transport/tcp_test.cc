@@ -27,6 +27,7 @@ testing::World MakeWorld(const Job& setup) {
   return world;
 }
 testing::World MakeOneHost(int size) { return MakeWorld({.size = size}); }
+testing::World MakeOneHostBySockets(int size) { return MakeWorld({.size = size, .shared_memory = false}); }
 testing::World MakeHosts(int size) { return MakeWorld({.size = size, .host = EveryoneElsewhere()}); }
 
 TEST(Endpoint, RanksOfOneHostMeetAndShareMemory) {
@@ -155,6 +156,42 @@ TEST(Endpoint, TransportErrorsNameTheRank) {
   EXPECT_LT(Seconds(Now() - start), 1);
 }
 
+// Messages that fit a ring, ones that do not, and a ring that is full, mixed: the order of the sender holds.
+TEST(ShmMailbox, SmallAndLargeMessagesKeepTheirOrder) {
+  auto made = ConnectAll({.size = 3});
+  for (auto& m : made) ASSERT_TRUE(m.ok()) << m.error().message();
+  constexpr int kMessages = 3000;
+  auto bytes = [](int rank, int k) {
+    std::size_t large = k % 97 == 0 ? 70000 : 0;  // more than a ring holds
+    return large + static_cast<std::size_t>((k * 31 + rank) % 400);
+  };
+  std::vector<std::thread> threads;
+  for (int r = 1; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      Mailbox& mailbox = *made[r]->mailbox;
+      for (int k = 0; k < kMessages; ++k) {
+        mailbox.Post(0, testing::PatternBytes(r, k, bytes(r, k)));
+        if (k % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // lets the reader fall asleep
+      }
+      EXPECT_TRUE(mailbox.Flush(After(20)).ok());
+    });
+  }
+  int next[3] = {};
+  Deadline limit = After(20);
+  while (next[1] + next[2] < 2 * kMessages && Now() < limit) {
+    Mailbox::Event event;
+    if (!made[0]->mailbox->Take(&event)) {
+      made[0]->mailbox->Wait(limit, next[1] % 2 == 0);
+      continue;
+    }
+    ASSERT_TRUE(event.lost.ok()) << event.lost.message();
+    int k = next[event.peer]++;
+    ASSERT_EQ(event.message, testing::PatternBytes(event.peer, k, bytes(event.peer, k))) << "message " << k;
+  }
+  EXPECT_EQ(next[1] + next[2], 2 * kMessages);
+  for (auto& t : threads) t.join();
+}
+
 TEST(Endpoint, OneRankNeedsNoNetwork) {
   auto made = ConnectAll({.size = 1});
   ASSERT_TRUE(made[0].ok());
@@ -175,10 +212,11 @@ TEST(Endpoint, TwelveRanksOnThreeHosts) {
 namespace testing {
 namespace {
 
-const Implementation kOneHost{"unix", MakeOneHost};
+const Implementation kOneHost{"shm", MakeOneHost};
+const Implementation kOneHostBySockets{"unix", MakeOneHostBySockets};
 const Implementation kHosts{"tcp", MakeHosts};
-INSTANTIATE_TEST_SUITE_P(Sockets, TransportTest, ::testing::Values(kOneHost, kHosts));
-INSTANTIATE_TEST_SUITE_P(Sockets, MailboxTest, ::testing::Values(kOneHost, kHosts));
+INSTANTIATE_TEST_SUITE_P(Sockets, TransportTest, ::testing::Values(kOneHostBySockets, kHosts));
+INSTANTIATE_TEST_SUITE_P(Sockets, MailboxTest, ::testing::Values(kOneHost, kOneHostBySockets, kHosts));
 INSTANTIATE_TEST_SUITE_P(Sockets, SegmentTest, ::testing::Values(kOneHost));
 
 }  // namespace

@@ -1,0 +1,106 @@
+#include "transport/shm/group.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+namespace ronde {
+namespace {
+
+constexpr int kReserveTries = 100;  // signals interrupt it
+constexpr std::size_t kMaxRingBytes = std::size_t{1} << 46;
+
+Result SystemError(const std::string& what) { return Result(Code::kTransport, what + ": " + std::strerror(errno)); }
+
+// Room first: a store into a full file system would be a bus error.
+Result Reserve(int descriptor, std::size_t bytes, const std::string& where) {
+  int error = EINTR;
+  for (int tries = 0; error == EINTR && tries < kReserveTries; ++tries) {
+    error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+  }
+  if (error == 0) return Ok();
+  return Result(Code::kTransport, "no room for " + std::to_string(bytes) + " bytes of shared memory in " + where +
+                                      ": " + std::strerror(error));
+}
+
+}  // namespace
+
+ShmMapping::~ShmMapping() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+Result ShmMapping::Map(int descriptor, std::size_t ring_bytes, bool own) {
+  bytes_ = kShmHeaderBytes + ring_bytes;
+  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (base == MAP_FAILED) return SystemError("cannot map shared memory");
+  base_ = static_cast<std::byte*>(base);
+  // A forked child must not hold on to, or write into, the rings of a job it is not part of.
+  if (madvise(base_, bytes_, MADV_DONTFORK) != 0) return SystemError("cannot keep shared memory from children");
+  if (!own && mprotect(base_ + kShmHeaderBytes, ring_bytes, PROT_READ) != 0) {
+    return SystemError("cannot protect shared memory");
+  }
+  return Ok();
+}
+
+ShmPart::~ShmPart() {
+  if (descriptor >= 0) close(descriptor);
+}
+
+Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
+  if (config.ring_bytes > kMaxRingBytes) {
+    return Result(Code::kArgument, "a ring of " + std::to_string(config.ring_bytes) + " bytes is too large");
+  }
+  auto part = std::make_shared<ShmPart>(config);
+  std::string where = "a memfd";
+  if (config.use_memfd) part->descriptor = memfd_create("ronde", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const bool is_memfd = part->descriptor >= 0;
+  if (!is_memfd) {
+    where = "/dev/shm/ronde-" + config.name;
+    part->descriptor = open(where.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (part->descriptor < 0) return SystemError("cannot create " + where);
+    // Neighbours get the descriptor, so the name can go at once: nothing stays after a kill.
+    unlink(where.c_str());
+  }
+  RONDE_RETURN_IF_ERROR(Reserve(part->descriptor, kShmHeaderBytes + config.ring_bytes, where));
+  // Nobody who holds the descriptor can cut pages from under the others. A kernel without sealing does without.
+  if (is_memfd) (void)fcntl(part->descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  RONDE_RETURN_IF_ERROR(part->mapping.Map(part->descriptor, config.ring_bytes, /*own=*/true));
+  new (&part->mapping.header()) ShmHeader{};
+  return part;
+}
+
+int ShmDescriptor(const ShmPart& part) { return part.descriptor; }
+
+Result ShmGroup::MapPeers(const std::vector<int>& descriptors) {
+  if (descriptors.size() != ranks_.size() || !std::is_sorted(ranks_.begin(), ranks_.end()) ||
+      !std::binary_search(ranks_.begin(), ranks_.end(), rank())) {
+    return Result(Code::kInternal, "rank " + std::to_string(rank()) + " is not among the ranks of its segment");
+  }
+  maps_.resize(ranks_.back() + 1, nullptr);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[i] == rank()) {
+      maps_[ranks_[i]] = &own_->mapping;
+      continue;
+    }
+    const std::string whose = "rank " + std::to_string(ranks_[i]) + "'s shared memory";
+    struct stat status{};
+    if (fstat(descriptors[i], &status) != 0) return SystemError("cannot look at " + whose);
+    if (static_cast<std::size_t>(status.st_size) != kShmHeaderBytes + config().ring_bytes) {
+      return Result(Code::kTransport, whose + " has " + std::to_string(status.st_size) + " bytes instead of " +
+                                          std::to_string(kShmHeaderBytes + config().ring_bytes));
+    }
+    peers_.push_back(std::make_unique<ShmMapping>());
+    Result mapped = peers_.back()->Map(descriptors[i], config().ring_bytes, /*own=*/false);
+    if (!mapped.ok()) return mapped.Because(whose);
+    maps_[ranks_[i]] = peers_.back().get();
+  }
+  return Ok();
+}
+
+}  // namespace ronde
