@@ -1,6 +1,6 @@
 """The mark `ranks`: @pytest.mark.ranks(2) runs a test function on 2 ranks, each a process, between init() and shutdown().
 
-Without a number, the function's parameter `size` is it. Options: init=False (the function calls init() itself), env={...} (in force while it runs), deadline=60 (seconds),
+Without a number, the function's parameter `size` is it. Options: init=False (the function calls init() itself), env={...} (in force while it runs), deadline=100 (seconds),
 dies=(1,) (ranks whose process is expected to end). The function's arguments (parameters, fixtures) must pickle.
 """
 
@@ -13,7 +13,7 @@ _POOLS = pytest.StashKey[Pools]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(size, init=True, env={}, deadline=60, dies=()): run on real ranks")
+    config.addinivalue_line("markers", "ranks(size, init=True, env={}, deadline=100, dies=()): run on real ranks")
     config.stash[_POOLS] = Pools()
 
 

@@ -35,7 +35,7 @@ class Job:
     arguments: dict[str, Any]
     init: bool = True  # between init() and shutdown()
     env: Mapping[str, str] = field(default_factory=dict)
-    deadline: float = 60.0  # seconds
+    deadline: float = 100.0  # seconds, the import of the test's module included
     dies: tuple[int, ...] = ()  # ranks whose process ends in the test
 
 

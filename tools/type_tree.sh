@@ -3,6 +3,6 @@
 set -eu
 rm -rf "$1"
 mkdir -p "$1/ronde"
-for source in python/ronde/* adapters/torch launcher; do
+for source in python/ronde/* adapters/* launcher; do
   ln -s "$PWD/$source" "$1/ronde/$(basename "$source")"
 done

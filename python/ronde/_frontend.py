@@ -9,15 +9,41 @@ from ronde import _core
 T = TypeVar("T")  # the framework's tensor
 
 
-class Frontend(ABC, Generic[T]):
-    """Reads and makes tensors of one framework.
-
-    "Memory" below is a tensor that the core can read and write by address: in host memory, dense, row-major.
-    """
+class Values(ABC, Generic[T]):
+    """What the collectives do with tensors as values."""
 
     @abstractmethod
     def convert(self, value: Any) -> T:
         """The value as a tensor that shares its memory where that is possible; TypeError if it cannot be one."""
+
+    @abstractmethod
+    def integers(self, values: Sequence[int]) -> T:
+        """A tensor of these whole numbers (received splits)."""
+
+    @abstractmethod
+    def zeros_like(self, tensor: T) -> T:
+        """Zeros of the same shape and dtype."""
+
+    @abstractmethod
+    def dtype_name(self, tensor: T) -> str:
+        """The element type by the core's name for it."""
+
+    @abstractmethod
+    def cast(self, tensor: T, dtype_name: str) -> T:
+        """The tensor with another element type."""
+
+    def differentiable(
+        self, forward: Callable[[list[T]], list[T]], gradient: Callable[[list[T]], list[T]], tensors: list[T]
+    ) -> list[T]:
+        """forward(tensors), whose gradient is what `gradient` makes of the results' gradients."""
+        return forward(tensors)
+
+
+class Frontend(Values[T]):
+    """Reads and makes tensors of one framework.
+
+    "Memory" below is a tensor that the core can read and write by address: in host memory, dense, row-major.
+    """
 
     @abstractmethod
     def memory(self, tensor: T) -> T:
@@ -46,28 +72,6 @@ class Frontend(ABC, Generic[T]):
     @abstractmethod
     def assign(self, target: T, source: T) -> None:
         """Ends an operation in place: copies the source into the target, unless it is the target."""
-
-    @abstractmethod
-    def integers(self, values: Sequence[int]) -> T:
-        """A tensor of these whole numbers (received splits)."""
-
-    @abstractmethod
-    def zeros_like(self, tensor: T) -> T:
-        """Zeros of the same shape and dtype."""
-
-    @abstractmethod
-    def dtype_name(self, tensor: T) -> str:
-        """The element type by the core's name for it."""
-
-    @abstractmethod
-    def cast(self, tensor: T, dtype_name: str) -> T:
-        """The tensor with another element type."""
-
-    def differentiable(
-        self, forward: Callable[[list[T]], list[T]], gradient: Callable[[list[T]], list[T]], tensors: list[T]
-    ) -> list[T]:
-        """forward(tensors), whose gradient is what `gradient` makes of the results' gradients."""
-        return forward(tensors)
 
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any, Generic, Optional
 
-from ronde._frontend import Frontend, T
+from ronde._frontend import T, Values
 
 
 class Compressor(Generic[T]):
@@ -30,7 +30,7 @@ class NoneCompressor(Compressor[T]):
 class CastCompressor(Compressor[T]):
     """Sends float32 and float64 as a 16-bit type; the core still adds and averages in float32."""
 
-    def __init__(self, frontend: Frontend[T], dtype_name: str) -> None:
+    def __init__(self, frontend: Values[T], dtype_name: str) -> None:
         self._frontend = frontend
         self._dtype_name = dtype_name
 
@@ -47,7 +47,7 @@ class CastCompressor(Compressor[T]):
 class Compression(Generic[T]):
     """The choices, as attributes: `none`, `fp16` and `bf16`."""
 
-    def __init__(self, frontend: Frontend[T]) -> None:
+    def __init__(self, frontend: Values[T]) -> None:
         self.none: Compressor[T] = NoneCompressor()
         self.fp16: Compressor[T] = CastCompressor(frontend, "float16")
         self.bf16: Compressor[T] = CastCompressor(frontend, "bfloat16")

@@ -25,6 +25,7 @@ class Face:
     make: Callable[[np.ndarray, str], Any]  # float64 or complex128 values and the dtype's name -> tensor
     read: Callable[[Any], np.ndarray]  # -> float64, int64 or complex128
     dtype_of: Callable[[Any], str]
+    has_handles: bool = True  # operations that can be started and waited for, and that write into their tensors
 
 
 def values(rank: int, tensor: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -79,6 +80,8 @@ def allreduce(face: Face) -> None:
                 expected = reduced(face, op, inputs, dtype)
                 check(face, hvd.allreduce(given, op=op), expected, dtype, what)
                 check(face, given, inputs[rank], dtype, f"{what}: input")  # unchanged
+                if not face.has_handles:
+                    continue
                 check(face, hvd.synchronize(hvd.allreduce_async(given, op=op, name=what)), expected, dtype, what)
                 assert hvd.allreduce_(given, op=op) is given
                 check(face, given, expected, dtype, f"{what} in place")
@@ -104,10 +107,12 @@ def grouped_allreduce(face: Face) -> None:
     inputs = [[values(r, t, shape, dtype) for r in range(size)] for t, (dtype, shape) in enumerate(rows)]
     given = [face.make(each[rank], dtype) for each, (dtype, _) in zip(inputs, rows)]
     expected = [reduced(face, hvd.Sum, each, dtype) for each, (dtype, _) in zip(inputs, rows)]
-    plain = hvd.grouped_allreduce(given, op=hvd.Sum, name="group")
-    later = hvd.synchronize(hvd.grouped_allreduce_async(given, op=hvd.Sum))
-    hvd.grouped_allreduce_(given, op=hvd.Sum)
-    for results in (plain, later, given):
+    all_results = [hvd.grouped_allreduce(given, op=hvd.Sum, name="group")]
+    if face.has_handles:
+        all_results.append(hvd.synchronize(hvd.grouped_allreduce_async(given, op=hvd.Sum)))
+        hvd.grouped_allreduce_(given, op=hvd.Sum)
+        all_results.append(given)
+    for results in all_results:
         assert len(results) == len(rows)
         for result, wanted, (dtype, shape) in zip(results, expected, rows):
             check(face, result, wanted, dtype, f"grouped {dtype} {shape}")
@@ -125,7 +130,9 @@ def allgather(face: Face) -> None:
                 check(face, result, np.concatenate(inputs), dtype, what)
     inputs = [[values(r, t, (r + t, 3), "float32") for r in range(size)] for t in range(4)]
     given = [face.make(each[rank], "float32") for each in inputs]
-    for result, each in zip(hvd.grouped_allgather(given, name="group"), inputs):
+    results = hvd.grouped_allgather(given, name="group")
+    assert len(results) == len(inputs)
+    for result, each in zip(results, inputs):
         check(face, result, np.concatenate(each), "float32", "grouped allgather")
 
 
@@ -140,6 +147,8 @@ def broadcast(face: Face) -> None:
                 what = f"broadcast {dtype} {shape} from {root}"
                 check(face, hvd.broadcast(given, root), inputs[root], dtype, what)
                 check(face, given, inputs[rank], dtype, f"{what}: input")
+                if not face.has_handles:
+                    continue
                 assert hvd.broadcast_(given, root, name=what) is given
                 check(face, given, inputs[root], dtype, f"{what} in place")
 
@@ -172,6 +181,11 @@ def reducescatter(face: Face) -> None:
                 expected = np.array_split(reduced(face, op, inputs, dtype), size)[rank]
                 result = hvd.reducescatter(face.make(inputs[rank], dtype), op=op)
                 check(face, result, expected, dtype, f"reducescatter {op} {dtype} {shape}")
+    inputs = [[values(r, t, (size + t, 3), "float32") for r in range(size)] for t in range(4)]
+    results = hvd.grouped_reducescatter([face.make(each[rank], "float32") for each in inputs], op=hvd.Sum)
+    assert len(results) == len(inputs)
+    for result, each in zip(results, inputs):
+        check(face, result, np.array_split(np.sum(each, axis=0), size)[rank], "float32", "grouped reducescatter")
 
 
 def compression(face: Face, names: list[str]) -> None:
@@ -194,7 +208,11 @@ def compression(face: Face, names: list[str]) -> None:
 
 def many_at_once(face: Face) -> None:
     """Operations that are started in another order on every rank, and waited for in yet another."""
+    import pytest
+
     hvd = face.module
+    if not face.has_handles:
+        pytest.skip("this frontend has no operations that can be started and waited for")
     rank, size = hvd.rank(), hvd.size()
     order = np.random.default_rng(rank).permutation(60)
     handles: dict[int, Any] = {}

@@ -40,7 +40,52 @@ def torch_face() -> Face:
     return Face(hvd, names, make, read, lambda tensor: str(tensor.dtype).replace("torch.", ""))
 
 
-FACES = {"numpy": numpy_face, "torch": torch_face}
+def tensorflow_face() -> Face:
+    import tensorflow as tf
+
+    import ronde.tensorflow as hvd
+
+    def make(array: np.ndarray, dtype: str) -> Any:
+        return tf.cast(tf.constant(np.array(array)), dtype)
+
+    def read(tensor: Any) -> np.ndarray:
+        return tf.cast(tensor, tf.complex128 if tensor.dtype.is_complex else tf.float64).numpy()
+
+    return Face(hvd, DTYPES, make, read, lambda tensor: tensor.dtype.name, has_handles=False)
+
+
+class InFunctions:
+    """A module whose collectives run inside tf.function."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        import tensorflow as tf
+
+        found = getattr(self._module, name)
+        if isinstance(found, int) or name in ("rank", "size", "Compression"):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return tf.function(lambda: found(*args, **kwargs))()
+
+        return call
+
+
+def tensorflow_function_face() -> Face:
+    face = tensorflow_face()
+    face.dtypes = ["int32", "bfloat16", "float64", "bool", "complex64"]  # each call is traced, which takes time
+    face.module = InFunctions(face.module)  # type: ignore[assignment]
+    return face
+
+
+FACES = {
+    "numpy": numpy_face,
+    "torch": torch_face,
+    "tensorflow": tensorflow_face,
+    "tensorflow-function": tensorflow_function_face,
+}
 SUITE = [
     conformance.allreduce,
     conformance.product_and_scales,
@@ -55,17 +100,39 @@ SUITE = [
 ]
 
 
-@pytest.mark.parametrize("row", [function.__name__ for function in SUITE])
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("frontend", FACES)
+# Errors and warnings are the eager calls' business.
+IN_FUNCTIONS = {
+    "allreduce",
+    "product_and_scales",
+    "grouped_allreduce",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "reducescatter",
+}
+
+
+def rows() -> list[Any]:
+    """Frontend, number of ranks, function of the suite."""
+    found = [(frontend, size, function.__name__) for frontend in FACES for size in (1, 2, 3) for function in SUITE]
+    return [
+        (frontend, size, row)
+        for frontend, size, row in found
+        if frontend != "tensorflow-function" or (size == 2 and row in IN_FUNCTIONS)
+    ]
+
+
+@pytest.mark.parametrize(("frontend", "size", "row"), rows())
 @pytest.mark.ranks()
 def test_row(frontend: str, size: int, row: str) -> None:
     if frontend != "numpy":
-        pytest.importorskip(frontend)
+        pytest.importorskip(frontend.split("-")[0])
     getattr(conformance, row)(FACES[frontend]())
 
 
 @pytest.mark.parametrize("frontend", FACES)
 @pytest.mark.ranks(2)
 def test_compression(frontend: str) -> None:
-    conformance.compression(FACES[frontend](), ["none", "fp16", "bf16"] if frontend == "torch" else ["none", "fp16"])
+    if frontend != "numpy":
+        pytest.importorskip(frontend.split("-")[0])
+    conformance.compression(FACES[frontend](), ["none", "fp16"] if frontend == "numpy" else ["none", "fp16", "bf16"])

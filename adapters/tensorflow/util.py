@@ -1,0 +1,5 @@
+"""Small helpers that scripts import."""
+
+from ronde.common.util import is_iterable, num_rank_is_power_2, split_list
+
+__all__ = ["is_iterable", "num_rank_is_power_2", "split_list"]

@@ -1,0 +1,56 @@
+"""What the distributed optimizers of all frameworks are told."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ronde import _core
+from ronde.basics import Average
+from ronde.process_sets import ProcessSet
+
+
+@dataclass
+class GradientOptions:
+    """How gradients are reduced.
+
+    Attributes:
+        compression: how they travel.
+        op: Average, Sum, Min, Max or Product.
+        predivide: divides gradients before they are summed; the rest of the average comes after.
+        groups: into how many groups to cut them, or lists of variables, that are sent together; None: each by itself.
+        sparse_as_dense: sends sparse gradients as dense ones.
+        process_set: the ranks that train together. On others the optimizer works as if it were not distributed.
+        passes: backward passes whose gradients are summed before they are sent.
+    """
+
+    compression: Any
+    op: int
+    predivide: float
+    groups: Any
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.predivide != 1 and self.op != Average:
+            raise ValueError("gradient_predivide_factor needs op=Average")
+        if not self.predivide > 0:
+            raise ValueError(f"gradient_predivide_factor is {self.predivide}; it must be above 0")
+        if isinstance(self.groups, int) and self.groups < 0:
+            raise ValueError(f"groups is {self.groups}; it must not be negative")
+        if self.passes < 1:
+            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be at least 1")
+        _core.topology()  # NotInitializedError before init()
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """What each rank's gradient is multiplied by before, and the result after."""
+        return (1 / self.predivide, self.predivide) if self.op == Average else (1.0, 1.0)
+
+
+def chosen_groups(groups: Any, num_groups: int, stacklevel: int = 3) -> Optional[Any]:
+    """`groups`, or what the deprecated `num_groups` asks for."""
+    if not num_groups:
+        return groups
+    warnings.warn("`num_groups` is deprecated: use `groups`", DeprecationWarning, stacklevel=stacklevel)
+    return num_groups if groups is None else groups
