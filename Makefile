@@ -20,6 +20,7 @@ test-core: $(VENV)/.test
 	ctest --test-dir build/core --output-on-failure
 
 test-python: $(VENV)/.test install
+	$(BIN)/python tools/make_options_page.py --check
 	$(BIN)/python -m pytest tests -q
 
 lint: $(VENV)/.lint

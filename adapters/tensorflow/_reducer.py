@@ -27,7 +27,7 @@ class GradientReducer:
         self, options: GradientOptions, device_dense: str = "", device_sparse: str = "", scale_local: bool = True
     ) -> None:
         self.options = options
-        self._devices = {"device_dense": device_dense, "device_sparse": device_sparse}
+        self._devices: dict[str, Any] = {"device_dense": device_dense, "device_sparse": device_sparse}
         self._scale_local = scale_local
         self._local: set[Any] = set()
 

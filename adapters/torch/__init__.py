@@ -94,6 +94,8 @@ def __getattr__(name: str) -> object:
         from ronde.launcher import run
 
         return run
+    if name == "elastic":
+        raise AttributeError("ronde.torch.elastic: this release has no elastic training yet")
     raise AttributeError(f"module 'ronde.torch' has no attribute {name!r}")
 
 

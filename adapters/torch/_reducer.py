@@ -3,23 +3,22 @@
 import itertools
 import weakref
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import torch
 from ronde._core import RondeError
-from ronde.basics import Average
+from ronde._gradient_options import GradientOptions
 from ronde.common.util import split_list
-from ronde.compression import Compressor
-from ronde.process_sets import ProcessSet
+from ronde.process_sets import engine_memory
 from ronde.torch import mpi_ops
 
 Parameter = torch.Tensor
 
 # Optimizers whose parameters have equal names (hashed) and that serve the same ranks are numbered in the order in which
 # they first send, not in which they are made: a rank may make some that it never uses.
-_serials: "defaultdict[tuple[int, tuple[int, ...]], itertools.count[int]]" = defaultdict(itertools.count)
+_serials: "dict[tuple[int, tuple[int, ...]], itertools.count[int]]" = engine_memory()
 
 
 class GradientReducer:
@@ -29,21 +28,12 @@ class GradientReducer:
         self,
         params: Sequence[Parameter],
         named: Sequence[tuple[str, Parameter]],
-        *,
-        compression: Compressor[torch.Tensor],
-        passes: int,
-        op: int,
-        predivide: float,
-        groups: Optional[Union[int, Sequence[Sequence[Parameter]]]],
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
+        options: GradientOptions,
     ) -> None:
         self.enabled = True  # step() synchronizes
         self.synchronized = False  # the gradients are reduced, and step() has not used them yet
-        self._compression, self._op, self._process_set = compression, op, process_set
-        self._scales = (1 / predivide, predivide)
-        self._sparse_as_dense = sparse_as_dense
-        self._active = process_set.included()
+        self._options = options
+        self._active = options.process_set.included()
         self._names: dict[Parameter, str] = {}
         self._prefix: Optional[str] = None
         self._passes = 0
@@ -55,10 +45,10 @@ class GradientReducer:
         self._sent: dict[Parameter, _Sent] = {}
         # The zeros that stood for missing gradients when an access to param_groups synchronized.
         self._stood_in: dict[Parameter, torch.Tensor] = {}
-        self.set_passes(passes)
+        self.set_passes(options.passes)
         self._check_names(params, named)
         self.add_parameters(params)
-        self._make_groups(groups)
+        self._make_groups(options.groups)
 
     def set_passes(self, passes: int) -> None:
         if passes < 1:
@@ -118,7 +108,9 @@ class GradientReducer:
         if not self._active or loss is None:
             return loss
         value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float64)
-        result = mpi_ops.allreduce(value, None, self._name("loss"), op=self._op, process_set=self._process_set)
+        result = mpi_ops.allreduce(
+            value, None, self._name("loss"), op=self._options.op, process_set=self._options.process_set
+        )
         return result if isinstance(loss, torch.Tensor) else result.item()
 
     # ---- names and groups ----
@@ -142,8 +134,6 @@ class GradientReducer:
         if groups is None:
             return
         if isinstance(groups, int):
-            if groups < 0:
-                raise ValueError(f"groups is {groups}; it must not be negative")
             trained = [param for param in self._left if param.requires_grad]
             self._groups = split_list(trained, groups) if groups and trained else []
         else:
@@ -166,7 +156,7 @@ class GradientReducer:
     def _name(self, what: str) -> str:
         if self._prefix is None:
             key = zlib.crc32("\n".join(self._names.values()).encode())
-            serial = next(_serials[key, tuple(self._process_set.ranks or ())])
+            serial = next(_serials.setdefault((key, tuple(self._options.process_set.ranks or ())), itertools.count()))
             self._prefix = f"gradient.{key:08x}.{serial}."
         return self._prefix + what
 
@@ -212,7 +202,7 @@ class GradientReducer:
                 param.grad = torch.zeros_like(param, requires_grad=False)
                 if param in self._sparse:
                     param.grad = param.grad.to_sparse(1)
-            elif param.grad.is_sparse and self._sparse_as_dense:
+            elif param.grad.is_sparse and self._options.sparse_as_dense:
                 param.grad = param.grad.to_dense()
             elif param.grad.is_sparse:
                 self._sparse.add(param)
@@ -228,9 +218,10 @@ class _Sent:
     """The gradients of one parameter, or of a group of them, on their way."""
 
     def __init__(self, params: list[Parameter], reducer: GradientReducer) -> None:
-        self._params, self._compression = params, reducer._compression
+        options = reducer._options
+        self._params, self._compression = params, options.compression
         self._grads = [param.grad for param in params]
-        op, process_set = reducer._op, reducer._process_set
+        op, process_set = options.op, options.process_set
         if self._grads[0].is_sparse:  # type: ignore[union-attr]
             if len(params) > 1:
                 raise ValueError(
@@ -243,7 +234,7 @@ class _Sent:
             return
         pairs = [self._compression.compress(grad) for grad in self._grads]  # type: ignore[arg-type]
         self._contexts = [ctx for _, ctx in pairs]
-        prescale, postscale = reducer._scales if op == Average else (1.0, 1.0)
+        prescale, postscale = options.scales
         if len(params) == 1:
             name = reducer._name(reducer._names[params[0]])
         else:

@@ -5,16 +5,15 @@ all of them first. The optimizer that was given stays the same object and become
 class, so that learning rate schedulers and restored state remain valid.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, Optional, Union
 
 import torch
+from ronde._gradient_options import GradientOptions, chosen_groups
 from ronde.basics import Average
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, global_process_set
-from ronde.torch import mpi_ops
 from ronde.torch._reducer import GradientReducer
 from ronde.torch.compression import Compression
 
@@ -115,22 +114,19 @@ def DistributedOptimizer(  # noqa: N802
         raise TypeError(f"DistributedOptimizer needs a torch optimizer, not a {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already")
-    if num_groups:
-        warnings.warn("`num_groups` is deprecated: use `groups`", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
-    if gradient_predivide_factor != 1 and op != Average:
-        raise ValueError("gradient_predivide_factor needs op=Average")
-    mpi_ops.size()  # NotInitializedError before init()
+    options = GradientOptions(
+        compression=compression or Compression.none,
+        op=op,
+        predivide=gradient_predivide_factor,
+        groups=chosen_groups(groups, num_groups),
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        passes=backward_passes_per_step,
+    )
     reducer = GradientReducer(
         [param for group in optimizer.param_groups for param in group["params"]],
         list(named_parameters or ()),
-        compression=compression or Compression.none,
-        passes=backward_passes_per_step,
-        op=op,
-        predivide=gradient_predivide_factor,
-        groups=groups,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
+        options,
     )
     original = type(optimizer)
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 
 #include "api/error.h"
 #include "api/registry.h"
@@ -55,7 +56,7 @@ Result CheckConfig(const ronde_config* config) {
 }
 
 Result CheckOptions(const Options& options) {
-  if (options.cpu_operations != "host" && options.cpu_operations != "gloo") {
+  if (options.cpu_operations != "host" && options.cpu_operations != "gloo" && options.cpu_operations != "GLOO") {
     return Result(Code::kArgument, "RONDE_CPU_OPERATIONS is '" + options.cpu_operations +
                                        "'; this release has host (gloo means the same)");
   }
@@ -190,9 +191,9 @@ ronde_error* ronde_endpoint_create(const ronde_config* config, ronde_endpoint** 
   endpoint.secret = made->secret;
   endpoint.generation = config->generation;
   endpoint.job_options = options->EncodeJob();
-  endpoint.ring_bytes = static_cast<std::size_t>(options->ring_bytes);
-  endpoint.shared_memory = options->transport == "auto";
-  endpoint.peer_timeout = options->peer_timeout;
+  endpoint.shared.ring_bytes = static_cast<std::uint64_t>(options->ring_bytes);
+  endpoint.shared.shared_memory = options->transport == "auto";
+  endpoint.shared.peer_timeout = options->peer_timeout;
   auto listening = Endpoint::Create(endpoint, made->log);
   if (!listening.ok()) return ToC(listening.error());
   made->endpoint = std::move(listening.value());
@@ -213,10 +214,14 @@ ronde_error* ronde_endpoint_connect(ronde_endpoint* taken, const void* const* bl
   for (int32_t i = 0; i < endpoint->config.size; ++i) {
     all.emplace_back(static_cast<const char*>(blobs[i]), sizes[i]);
   }
-  auto made = Connect(*endpoint, all, After(seconds));
-  if (!made.ok()) return ToC(made.error());
-  *engine = RegisterEngine(std::move(made.value()));
-  return nullptr;
+  try {
+    auto made = Connect(*endpoint, all, After(seconds));
+    if (!made.ok()) return ToC(made.error());
+    *engine = RegisterEngine(std::move(made.value()));
+    return nullptr;
+  } catch (const std::system_error& error) {  // the only exception that the core leaves to others: std::thread's
+    return ToC(Result(Code::kTransport, std::string("a thread cannot be started: ") + error.what()));
+  }
 }
 
 void ronde_endpoint_free(ronde_endpoint* endpoint) { delete endpoint; }
@@ -254,17 +259,21 @@ ronde_error* ronde_submit(ronde_engine engine, const ronde_request* request, ron
   return nullptr;
 }
 
-int32_t ronde_poll(const ronde_handle* handle) { return handle->operation->done(); }
+// In a forked child an operation of the parent's never ends; to the child it has failed.
+int32_t ronde_poll(const ronde_handle* handle) { return handle->operation->done() || InForkedChild(); }
 
 int32_t ronde_wait(ronde_handle* handle, double seconds) {
-  if (handle->operation->done()) return 1;
+  if (ronde_poll(handle)) return 1;
   Deadline deadline = seconds < 0 ? Deadline::max() : After(seconds);
   // The engine ends every operation before it goes, so without one the operation is over.
   auto engine = handle->engine.lock();
   return engine ? engine->Wait(*handle->operation, deadline) : handle->operation->Wait(deadline);
 }
 
-ronde_error* ronde_handle_error(const ronde_handle* handle) { return ToC(handle->operation->result()); }
+ronde_error* ronde_handle_error(const ronde_handle* handle) {
+  if (!handle->operation->done() && InForkedChild()) return ToC(FindEngine(0).error());
+  return ToC(handle->operation->result());
+}
 
 int32_t ronde_handle_output(const ronde_handle* handle, uint32_t tensor, ronde_output* output) {
   const auto& operation = *handle->operation;
@@ -290,7 +299,9 @@ const int64_t* ronde_handle_received_splits(const ronde_handle* handle, uint32_t
   return outputs[tensor].received_splits.data();
 }
 
-void ronde_handle_free(ronde_handle* handle) { delete handle; }
+void ronde_handle_free(ronde_handle* handle) {
+  if (!InForkedChild()) delete handle;  // in a child its locks may be held by threads that are not there
+}
 
 ronde_error* ronde_process_set_ranks(ronde_engine engine, uint32_t process_set, int32_t* ranks, uint32_t capacity,
                                      uint32_t* count) {

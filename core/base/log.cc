@@ -12,8 +12,9 @@ constexpr std::array<std::string_view, 7> kNames = {"trace", "debug", "info", "w
 }
 
 bool ParseLogLevel(std::string_view text, LogLevel* level) {
+  auto same = [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; };
   for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (text == kNames[i]) {
+    if (std::equal(text.begin(), text.end(), kNames[i].begin(), kNames[i].end(), same)) {
       *level = static_cast<LogLevel>(i);
       return true;
     }

@@ -1,8 +1,10 @@
 #include "base/options.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <sstream>
+#include <type_traits>
 
 namespace ronde {
 namespace {
@@ -35,7 +37,10 @@ const char* ParseNumber(const std::string& text, T* value, const char* expected)
   return error == std::errc() && stop == end && !text.empty() ? nullptr : expected;
 }
 const char* Parse(const std::string& text, std::int64_t* value) { return ParseNumber(text, value, "a whole number"); }
-const char* Parse(const std::string& text, double* value) { return ParseNumber(text, value, "a number"); }
+const char* Parse(const std::string& text, double* value) {
+  const char* problem = ParseNumber(text, value, "a number");
+  return problem == nullptr && !std::isfinite(*value) ? "a number" : problem;
+}
 const char* Parse(const std::string& text, std::string* value) {
   *value = text;
   return nullptr;
@@ -56,12 +61,20 @@ std::span<const OptionInfo> OptionTable() {
 Expected<Options> Options::From(const Lookup& lookup) {
   Options options;
   auto read = [&](const char* name, auto* member) -> Result {
+    const auto default_value = *member;
     for (const char* prefix : {"RONDE_", "HOROVOD_"}) {
       std::string variable = std::string(prefix) + name;
       auto text = lookup(variable);
       if (!text) continue;
       if (const char* expected = Parse(*text, member)) {
         return Result(Code::kArgument, variable + " is '" + *text + "'; it must be " + expected);
+      }
+      using Value = std::remove_pointer_t<decltype(member)>;
+      if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+        // A default below zero says "unset", so the option has such values.
+        if (default_value >= 0 && *member < 0) {
+          return Result(Code::kArgument, variable + " is '" + *text + "'; it must not be negative");
+        }
       }
       return Ok();
     }

@@ -1,6 +1,7 @@
 #include "engine/checks.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "math/math.h"
 
@@ -64,6 +65,46 @@ Result CheckSplits(const Request& request, std::size_t members, const std::strin
   return Ok();
 }
 
+// Results of one request may share memory with their own input only: else what a tensor receives depends on the order
+// in which the parts move.
+Result CheckOverlap(const Request& request, const std::string& what) {
+  const bool like_input = request.op == Op::kAllreduce || request.op == Op::kBroadcast;
+  if (request.tensors.size() < 2 || !like_input) return Ok();
+  struct Range {
+    std::uintptr_t begin, end;
+    std::size_t tensor;
+    bool written;
+  };
+  std::vector<Range> ranges;
+  auto add = [&](const void* memory, std::size_t tensor, bool written) {
+    const TensorRequest& t = request.tensors[tensor];
+    auto begin = reinterpret_cast<std::uintptr_t>(memory);
+    std::size_t bytes = static_cast<std::size_t>(NumElements(t.shape)) * Info(t.dtype).size;
+    if (memory != nullptr && bytes > 0) ranges.push_back({begin, begin + bytes, tensor, written});
+  };
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    add(request.tensors[i].input, i, false);
+    add(request.tensors[i].output, i, true);
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  // The range that reaches farthest so far, of those read and of those written.
+  const Range* reach[2] = {nullptr, nullptr};
+  for (const Range& range : ranges) {
+    for (bool written : {false, true}) {
+      const Range* before = reach[written];
+      if (before != nullptr && before->end > range.begin && (written || range.written) &&
+          before->tensor != range.tensor) {
+        return Result(Code::kArgument, what + ": tensors " + std::to_string(std::min(before->tensor, range.tensor)) +
+                                           " and " + std::to_string(std::max(before->tensor, range.tensor)) +
+                                           " share memory, and the result goes there; give each memory of its own");
+      }
+    }
+    const Range*& farthest = reach[range.written];
+    if (farthest == nullptr || range.end > farthest->end) farthest = &range;
+  }
+  return Ok();
+}
+
 }  // namespace
 
 Result CheckRequest(const Request& request, int rank, const std::vector<int>& members,
@@ -89,7 +130,7 @@ Result CheckRequest(const Request& request, int rank, const std::vector<int>& me
     RONDE_RETURN_IF_ERROR(CheckTensor(request, tensor, which, backends));
   }
   if (op.splits) RONDE_RETURN_IF_ERROR(CheckSplits(request, members.size(), what));
-  return Ok();
+  return CheckOverlap(request, what);
 }
 
 Definition DefinitionOf(const Request& request) {

@@ -72,7 +72,7 @@ constexpr Field kFields[] = {
 // Values of huge sets would drown the message.
 constexpr std::size_t kMaxShown = 200;
 
-// " float32 on rank 0, float64 on rank 1", by lowest rank so that the text is the same whatever came first. Empty: all
+// " float32 on rank 0; float64 on rank 1", by lowest rank so that the text is the same whatever came first. Empty: all
 // say the same.
 std::string Disagreement(const std::vector<Opinion>& opinions,
                          const std::function<std::string(const Definition&)>& show) {
@@ -89,7 +89,7 @@ std::string Disagreement(const std::vector<Opinion>& opinions,
   }
   std::sort(shown.begin(), shown.end());
   std::string text;
-  for (const auto& [lowest, part] : shown) text += (text.empty() ? " " : ", ") + part;
+  for (const auto& [lowest, part] : shown) text += (text.empty() ? " " : "; ") + part;
   return text;
 }
 

@@ -4,7 +4,9 @@
 // Each *_py.cc adds one part of the module through its Bind function.
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <exception>
@@ -50,6 +52,23 @@ inline void Discard(ronde_error* error) {
 
 // A text as the C interface takes it: NULL for none.
 inline const char* OrNull(const std::optional<std::string>& text) { return text ? text->c_str() : nullptr; }
+
+// Calls `work` without the GIL. It must not throw.
+//
+// Not pybind11's gil_scoped_release: at the interpreter's end, CPython before 3.14 ends a thread that asks for the GIL
+// with pthread_exit(), whose unwinding must not meet a destructor. Such a thread (a daemon) stays asleep here, as it
+// does in later versions.
+template <typename Work>
+auto WithoutGil(Work&& work) {
+  PyThreadState* state = PyEval_SaveThread();
+  auto result = work();
+  try {
+    PyEval_RestoreThread(state);
+  } catch (const abi::__forced_unwind&) {
+    while (true) pause();
+  }
+  return result;
+}
 
 // Runs a blocking call of the C interface so that signals still reach Python: the call runs on a thread of its own
 // (signals blocked) while the caller waits without the GIL and looks for signals every 100 ms. When a signal's handler

@@ -77,10 +77,7 @@ class Endpoint {
 };
 
 void Shutdown(const std::optional<std::string>& failure, Parked* parked) {
-  {
-    py::gil_scoped_release released;
-    Check(ronde_shutdown(kDefaultEngine, OrNull(failure)));
-  }
+  Check(WithoutGil([&] { return ronde_shutdown(kDefaultEngine, OrNull(failure)); }));
   parked->SweepAll();
 }
 
@@ -137,9 +134,8 @@ void BindEngine(py::module_& module, Parked* parked) {
       [](const std::string& path, bool mark_cycles) {
         Check(ronde_start_timeline(kDefaultEngine, path.c_str(), mark_cycles));
       },
-      py::arg("path"), py::arg("mark_cycles") = false, py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "stop_timeline", [] { Check(ronde_stop_timeline(kDefaultEngine)); }, py::call_guard<py::gil_scoped_release>());
+      py::arg("path"), py::arg("mark_cycles") = false);
+  module.def("stop_timeline", [] { Check(ronde_stop_timeline(kDefaultEngine)); });
 }
 
 }  // namespace ronde::python

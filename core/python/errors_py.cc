@@ -133,11 +133,11 @@ void RunInterruptibly(std::function<ronde_error*()> call, std::function<void()> 
     Discard(error);
   }).detach();
   while (true) {
-    {
-      py::gil_scoped_release released;
+    const bool ended = WithoutGil([&] {
       std::unique_lock lock(shared->mutex);
-      if (shared->ended_changed.wait_for(lock, std::chrono::milliseconds(100), [&] { return shared->ended; })) break;
-    }
+      return shared->ended_changed.wait_for(lock, std::chrono::milliseconds(100), [&] { return shared->ended; });
+    });
+    if (ended) break;
     if (PyErr_CheckSignals() == 0) continue;
     py::error_already_set raised;  // by the signal's handler
     std::unique_lock lock(shared->mutex);

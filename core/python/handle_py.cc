@@ -99,10 +99,7 @@ void Handle::Wait(std::optional<double> timeout) {
       }
       slice = std::min(slice, left);
     }
-    {
-      py::gil_scoped_release released;
-      ronde_wait(handle_.get(), slice);
-    }
+    WithoutGil([&] { return ronde_wait(handle_.get(), slice); });
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
   // Moved out first: what this frees may run Python code that comes back here.

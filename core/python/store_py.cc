@@ -81,8 +81,10 @@ class StoreServer {
   }
   const std::string& url() const { return url_; }
   void Stop() {
-    py::gil_scoped_release released;
-    server_.reset();
+    WithoutGil([this] {
+      server_.reset();
+      return true;
+    });
   }
 
  private:

@@ -88,7 +88,8 @@ class Collectives(ABC, Generic[T]):
 
         Args:
             tensor: any shape.
-            op: Average (the default), Sum, Min, Max, Product or Adasum. Averages of whole numbers are rounded down.
+            op: Average (the default), Sum, Min, Max or Product (Adasum is not there yet). Averages of whole numbers are
+                rounded down; their sums must fit in 64 bits.
             average: deprecated; True means op=Average, False op=Sum.
             compression: Compression.none, .fp16 or .bf16: how it travels.
             prescale_factor, postscale_factor: multiply each rank's tensor before, and the result.
@@ -243,7 +244,7 @@ class Collectives(ABC, Generic[T]):
 
         def gradient(grads: list[T]) -> list[T]:
             name_of_sum = _gradient_name(name)
-            rows = self._frontend.integers([self._frontend.row(value)[2][0] for value in values])
+            rows = self._frontend.integers([value.shape[0] for value in values])  # type: ignore[attr-defined]
             counts = self.allgather_async(rows, name_of_sum and name_of_sum + ".rows", process_set)
             sums = self.grouped_allreduce(grads, None, name_of_sum, None, Sum, process_set=process_set)
             table = _list(counts.wait())  # rank after rank the rows of each tensor

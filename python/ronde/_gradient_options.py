@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ronde import _core
-from ronde.basics import Average
+from ronde.basics import Adasum, Average
 from ronde.process_sets import ProcessSet
 
 
@@ -32,6 +32,8 @@ class GradientOptions:
     passes: int = 1
 
     def __post_init__(self) -> None:
+        if self.op == Adasum:
+            raise ValueError("op=Adasum: this release has no Adasum yet")
         if self.predivide != 1 and self.op != Average:
             raise ValueError("gradient_predivide_factor needs op=Average")
         if not self.predivide > 0:

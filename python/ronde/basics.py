@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Optional, Union
 
 from ronde import _clusters, _core, process_sets
-from ronde._options import number
+from ronde._options import number, warn_of_missing
 
 # The reductions, by the numbers of the core.
 ReduceOp = IntEnum("ReduceOp", _core.REDUCTIONS)  # type: ignore[misc]
@@ -49,6 +49,7 @@ def init(comm: Any = None, process_sets: Optional[Union[str, Iterable["process_s
     with _lock:
         if is_initialized():
             return
+        warn_of_missing()
         cluster, ranks = _clusters.find(comm)
         generation = _generations.get(ranks, 0)
         _generations[ranks] = generation + 1  # also when it fails: what was handed around must not be used again

@@ -80,6 +80,15 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _live: dict[int, ProcessSet] = {0: global_process_set}
 
 
+_memories: list[dict[Any, Any]] = []
+
+
+def engine_memory() -> dict[Any, Any]:
+    """A new dict that is emptied when the engine ends, as it is on all ranks."""
+    _memories.append({})
+    return _memories[-1]
+
+
 def set_id(process_set: ProcessSet) -> int:
     """The number of a set that can be used, else ArgumentError."""
     if process_set.process_set_id is None:
@@ -97,7 +106,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
     ranks = added.ranks
     if not ranks or ranks[0] < 0 or ranks[-1] >= size or len(set(ranks)) != len(ranks):
         raise ArgumentError(f"process set {ranks}: needs one or more different ranks from 0 to {size - 1}")
-    handle = _core.submit(_core.OPS["add_process_set"], f"add_process_set {ranks}", (), ranks=ranks)
+    handle = _core.submit(_core.OPS["add_process_set"], None, (), ranks=ranks)
     handle.wait()
     number = handle.value()
     if handle.existed() and number in _live:
@@ -119,7 +128,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     if number == 0:
         raise ArgumentError("the set of all ranks cannot be removed")
-    handle = _core.submit(_core.OPS["remove_process_set"], f"remove_process_set {number}", (), ranks=(number,))
+    handle = _core.submit(_core.OPS["remove_process_set"], None, (), ranks=(number,))
     handle.wait()
     _live.pop(number, process_set).process_set_id = None
     process_set.process_set_id = None
@@ -135,3 +144,5 @@ def forget() -> None:
     """The engine ends: no set can be used until it is added again."""
     for number in [number for number in _live if number != 0]:
         _live.pop(number).process_set_id = None
+    for memory in _memories:
+        memory.clear()

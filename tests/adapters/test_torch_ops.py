@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from typing import Any, Callable
 
 import pytest
@@ -200,7 +201,7 @@ def sparse(rank: int, rows: list[int], size: int, width: int = 3) -> Any:
     return torch.sparse_coo_tensor(torch.tensor([rows]), block, (size, width))
 
 
-@pytest.mark.parametrize("size", [5, 1000])  # the smaller one is sent as a dense tensor
+@pytest.mark.parametrize("size", [5, 1000])  # of the smaller one the second is sent as a dense tensor
 @pytest.mark.ranks(2)
 def test_sparse_allreduce(size: int) -> None:
     hvd_size = 2
@@ -213,17 +214,37 @@ def test_sparse_allreduce(size: int) -> None:
     submit = _core.submit
     _core.submit = lambda op, *a, **k: sent.append(op) or submit(op, *a, **k)
     try:
-        handle = hvd.sparse_allreduce_async(both[hvd.rank()], name="s", op=hvd.Sum)
-        result = hvd.synchronize(handle)
+        for second in ("allgather", "allreduce" if size == 5 else "allgather"):
+            handle = hvd.sparse_allreduce_async(both[hvd.rank()], name="s", op=hvd.Sum)
+            result = hvd.synchronize(handle)
+            assert hvd.poll(handle)
+            assert sent == [_core.OPS["allgather"], _core.OPS[second]]
+            assert result.is_sparse and result.is_coalesced()
+            assert result.indices().tolist() == [[0, 1, 2, 3, 4]]
+            assert torch.equal(result.to_dense(), expected)
+            sent.clear()
     finally:
         _core.submit = submit
-    assert hvd.poll(handle)
-    assert sent == [_core.OPS["allgather"], _core.OPS["allreduce" if size == 5 else "allgather"]]
-    assert result.is_sparse and result.is_coalesced()
-    assert result.indices().tolist() == [[0, 1, 2, 3, 4]]
-    assert torch.equal(result.to_dense(), expected)
     average = hvd.synchronize(hvd.sparse_allreduce_async(both[hvd.rank()]))
     assert torch.equal(average.to_dense(), expected / 2)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), (None, None)])
+@pytest.mark.ranks(2)
+def test_ranks_wait_for_sparse_operations_in_different_orders(names: Any) -> None:
+    rank = hvd.rank()
+    for _ in range(3):  # the later ones of a name are sent as dense tensors
+        tensors = [torch.sparse_coo_tensor([[0]], [value * (rank + 1)], (1,)) for value in (1.0, 100.0)]
+        a, b = [hvd.sparse_allreduce_async(each, name, op=hvd.Sum) for each, name in zip(tensors, names)]
+        if rank == 0:
+            x = hvd.synchronize(a)
+        gathered = hvd.allgather_async(torch.tensor([7.0 + rank]))
+        y = hvd.synchronize(b)
+        assert hvd.synchronize(gathered).tolist() == [7, 8]
+        if rank == 1:
+            time.sleep(0.05)
+            x = hvd.synchronize(a)
+        assert (x.to_dense().item(), y.to_dense().item()) == (3, 300)
 
 
 @pytest.mark.ranks(2)

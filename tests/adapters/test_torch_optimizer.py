@@ -405,10 +405,8 @@ def test_wrong_arguments() -> None:
         hvd.DistributedOptimizer(make())
     with pytest.warns(DeprecationWarning, match="num_groups"):
         make(num_groups=2)
-    optimizer = make(op=hvd.Adasum)
-    with pytest.raises(ValueError, match="(?i)adasum"):
-        loss_of(model, batch(0, 0)).backward()
-    del optimizer
+    with pytest.raises(ValueError, match="Adasum"):
+        make(op=hvd.Adasum)
 
 
 @pytest.mark.ranks(2)

@@ -227,7 +227,41 @@ def test_shutdown_with_an_operation_pending() -> None:
             reduce(name="other")
 
 
+def test_a_daemon_thread_that_waits_does_not_abort_the_exit(tmp_path: object) -> None:
+    """The interpreter ends such threads in its own way, in the middle of the core's call."""
+    end = (
+        "import threading\n"
+        "    def work():\n"
+        "        while True:\n"
+        "            try: ronde.allreduce(np.ones(1), name='of rank 1')\n"
+        "            except ronde.RondeError: pass\n"
+        "    for _ in range(8): threading.Thread(target=work, daemon=True).start()\n"
+        "    sys.exit(0)"
+    )
+    for _ in range(3):
+        (code, _, err), (daemon_code, _, daemon_err) = two_ranks(tmp_path, end)
+        assert (code, daemon_code) == (0, 0), err + daemon_err
+
+
 # ---- Fork ----
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_cannot_wait_for_its_parents_operation() -> None:
+    handle = ronde.allreduce_async(np.ones(3), name=f"of rank {ronde.rank()}")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert ronde.poll(handle)
+            ronde.synchronize(handle)
+        except ronde.NotInitializedError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not ronde.poll(handle)
+    assert reduce(ronde.rank()) == [1]
 
 
 @pytest.mark.ranks(2)

@@ -56,3 +56,31 @@ def test_a_tiny_dev_shm() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("right") == 2
+
+
+@pytest.mark.parametrize(("variable", "value"), [("RONDE_TRANSPORT", "tcp"), ("RONDE_RING_BYTES", "8388608")])
+@pytest.mark.parametrize("setter", [0, 1])
+@pytest.mark.ranks(3, init=False)
+def test_job_options_are_those_of_rank_0(setter: int, variable: str, value: str) -> None:
+    from ronde import _core
+
+    if os.environ["RONDE_RANK"] == str(setter):
+        os.environ[variable] = value
+    try:
+        ronde.init()
+        assert ronde.allreduce(np.full(100_000, ronde.rank()), op=ronde.Sum)[-1] == 3
+        assert bool(_core.topology()["shared_memory"]) == ((setter, variable) != (0, "RONDE_TRANSPORT"))
+    finally:
+        os.environ.pop(variable, None)
+        ronde.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_a_group_whose_results_share_memory() -> None:
+    x, other = np.ones(10), np.ones(10)
+    for group in ([x, x], [x[:6], x[5:]], [x, other, x[3:4]]):
+        with pytest.raises(ValueError, match="tensors 0 and [12] share memory"):
+            ronde.grouped_allreduce_(group, op=ronde.Sum)
+    ronde.grouped_allreduce_([x[:5], x[5:], other, x[5:5]], op=ronde.Sum)
+    assert x.tolist() == other.tolist() == [2] * 10
+    assert [each.tolist() for each in ronde.grouped_allreduce([x, x], op=ronde.Sum)] == [[4] * 10] * 2

@@ -59,11 +59,8 @@ def test_existing_set() -> None:
 
 @pytest.mark.ranks(2)
 def test_ranks_that_disagree() -> None:
-    with pytest.raises(ronde.MismatchError):
-        # The names differ, too, so give both the same one.
-        from ronde import _core
-
-        _core.submit(_core.OPS["add_process_set"], "set", (), ranks=(ronde.rank(),)).wait(20)
+    with pytest.raises(ronde.MismatchError, match=r"\[0\] on rank 0; \[1\] on rank 1"):
+        ronde.add_process_set([ronde.rank()])
     assert ronde.allreduce(np.array([1]), op=ronde.Sum) == [2]
 
 

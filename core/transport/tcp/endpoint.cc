@@ -108,6 +108,7 @@ class EndpointImpl final : public Endpoint {
       }
       meeting_->peers.push_back(std::move(info.value()));
     }
+    meeting_->config.shared = meeting_->peers[0].shared;
     return Ok();
   }
 
@@ -161,10 +162,10 @@ class EndpointImpl final : public Endpoint {
       if (peer.host_id == own_.host_id) local.push_back(peer.rank);
     }
     const EndpointConfig& config = meeting_->config;
-    if (!config.shared_memory || local.size() < 2) return std::unique_ptr<Segment>();
+    if (!config.shared.shared_memory || local.size() < 2) return std::unique_ptr<Segment>();
     ShmConfig shm;
     shm.rank = rank();
-    shm.ring_bytes = config.ring_bytes;
+    shm.ring_bytes = config.shared.ring_bytes;
     shm.spin = MaySpin(local.size());
     shm.name = Hex(RandomBytes(8));
     auto part = CreateShmPart(shm);
@@ -277,6 +278,7 @@ Expected<std::unique_ptr<Endpoint>> Endpoint::Create(const EndpointConfig& confi
   own.host_id = config.host_id;
   own.host_name = config.host_name;
   own.job_options = config.job_options;
+  own.shared = config.shared;
   if (config.size > 1) {  // a job of one rank touches no network at all
     own.unix_address = "unix:@ronde-" + Hex(RandomBytes(12));
     auto local = Listen(own.unix_address);

@@ -15,6 +15,13 @@
 
 namespace ronde {
 
+// What must be equal on all ranks; rank 0's holds for everyone.
+struct SharedOptions {
+  std::uint64_t ring_bytes = 4 << 20;
+  bool shared_memory = true;  // among the ranks of a host
+  double peer_timeout = 30;   // seconds
+};
+
 struct EndpointConfig {
   int rank = 0;
   int size = 1;
@@ -23,9 +30,7 @@ struct EndpointConfig {
   std::string secret;            // of the job; empty only for size 1
   std::uint64_t generation = 0;  // counts init() in this job; a handshake of another generation is refused
   std::string job_options;       // Options::EncodeJob() of this rank; everyone adopts rank 0's
-  std::size_t ring_bytes = 4 << 20;
-  bool shared_memory = true;  // offer it to the ranks of this host
-  double peer_timeout = 30;
+  SharedOptions shared;
 };
 
 // What Connect made. Destroy in any order, the engine's use of them over.

@@ -126,7 +126,7 @@ bool Acceptor::Progress() {
   for (auto item = pending_.begin(); item != pending_.end();) {
     State state = Advance(*item, &moved);
     if (state == State::kProved) {
-      TuneTcp(item->pipe.socket(), meeting_.config.peer_timeout);
+      TuneTcp(item->pipe.socket(), meeting_.config.shared.peer_timeout);
       proved_[{item->hello.purpose, item->hello.from}] = item->pipe.Release();
     } else if (state == State::kOpen && Now() > item->since + kStrangerTime) {
       Refuse("it did not say who it is in time");
@@ -268,7 +268,7 @@ Result Dialer::Advance(Candidate& candidate, bool* moved) {
     }
     std::string frame = attempt.pipe.Take();
     if (chosen_ != nullptr) {  // this one, and the frame is the welcome
-      TuneTcp(attempt.pipe.socket(), meeting_.config.peer_timeout);
+      TuneTcp(attempt.pipe.socket(), meeting_.config.shared.peer_timeout);
       meeting_.log.Info(purpose_ + " connection to " + meeting_.peers[peer_].Describe() + " over " + candidate.address);
       done_ = attempt.pipe.Release();
       return Ok();

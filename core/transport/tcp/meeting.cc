@@ -21,6 +21,9 @@ std::string PeerInfo::Encode() const {
   writer.Unsigned(tcp_hosts.size());
   for (const auto& host : tcp_hosts) writer.Text(host);
   writer.Text(job_options);
+  writer.Unsigned(shared.ring_bytes);
+  writer.Unsigned(shared.shared_memory);
+  writer.Double(shared.peer_timeout);
   auto bytes = writer.Take();
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
@@ -38,6 +41,9 @@ Expected<PeerInfo> PeerInfo::Decode(const std::string& blob, const std::string& 
   info.tcp_port = static_cast<int>(reader.Signed());
   for (std::size_t n = reader.Count(); n > 0 && reader.ok(); --n) info.tcp_hosts.push_back(reader.Text());
   info.job_options = reader.Text();
+  info.shared.ring_bytes = reader.Unsigned();
+  info.shared.shared_memory = reader.Unsigned() != 0;
+  info.shared.peer_timeout = reader.Double();
   if (!reader.ok()) return reader.result();
   return info;
 }

@@ -21,6 +21,7 @@ struct PeerInfo {
   int tcp_port = 0;
   std::vector<std::string> tcp_hosts;
   std::string job_options;
+  SharedOptions shared;
 
   std::string Encode() const;
   // Of a blob of another version, only the first three fields.

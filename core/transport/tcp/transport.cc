@@ -187,7 +187,7 @@ class SocketTransport final : public Transport {
     if (link.dialer->done()) {
       link.socket = link.dialer->Take();
       link.dialer.reset();
-    } else if (Now() - link.dialer->unheard_since() > FromSeconds(meeting_->config.peer_timeout)) {
+    } else if (Now() - link.dialer->unheard_since() > FromSeconds(meeting_->config.shared.peer_timeout)) {
       Break(link, Result(Code::kPeerLost,
                          meeting_->peers[peer].Describe() + " takes no connection: " + link.dialer->last().message()));
       return true;
@@ -291,7 +291,7 @@ class SocketTransport final : public Transport {
     if (NeedsAccept()) deadline = std::min(deadline, meeting_->acceptor->Watch(&polled));
     for (auto& [peer, link] : links_) {
       if (link.dialer) {
-        Deadline give_up = link.dialer->unheard_since() + FromSeconds(meeting_->config.peer_timeout);
+        Deadline give_up = link.dialer->unheard_since() + FromSeconds(meeting_->config.shared.peer_timeout);
         deadline = std::min({deadline, give_up, link.dialer->Watch(&polled)});
       }
       if (!link.busy() || !link.socket.valid()) continue;

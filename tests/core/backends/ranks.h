@@ -50,7 +50,7 @@ inline void ConnectSockets(std::vector<Rank>& all) {
     config.size = size;
     config.host_id = config.host_name = "host" + std::to_string(r);
     config.secret = "secret";
-    config.shared_memory = false;
+    config.shared.shared_memory = false;
     endpoints.push_back(std::move(Endpoint::Create(config, Log(LogLevel::kOff, false, "")).value()));
     blobs.push_back(endpoints.back()->blob());
   }

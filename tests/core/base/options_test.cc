@@ -40,11 +40,10 @@ TEST(OptionsTest, RondeWinsOverHorovod) {
 }
 
 TEST(OptionsTest, AnErrorNamesVariableAndValue) {
-  const Environment wrong[] = {{{"RONDE_CACHE_CAPACITY", "12x"}},
-                               {{"RONDE_CACHE_CAPACITY", ""}},
-                               {{"HOROVOD_CACHE_CAPACITY", "1.5"}},
-                               {{"RONDE_DETERMINISTIC", "maybe"}},
-                               {{"RONDE_START_TIMEOUT", "soon"}}};
+  const Environment wrong[] = {
+      {{"RONDE_CACHE_CAPACITY", "12x"}},  {{"RONDE_CACHE_CAPACITY", ""}},    {{"HOROVOD_CACHE_CAPACITY", "1.5"}},
+      {{"RONDE_DETERMINISTIC", "maybe"}}, {{"RONDE_START_TIMEOUT", "soon"}}, {{"RONDE_START_TIMEOUT", "-5"}},
+      {{"HOROVOD_CACHE_CAPACITY", "-5"}}, {{"RONDE_CYCLE_TIME", "nan"}},     {{"RONDE_CYCLE_TIME", "-3"}}};
   for (const auto& environment : wrong) {
     const auto options = Read(environment);
     ASSERT_FALSE(options.ok()) << environment.begin()->first;

@@ -111,7 +111,7 @@ TEST(Engine, AMismatchIsTheSameErrorEverywhereAndTheEngineGoesOn) {
     ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("y", y))).ok());
     EXPECT_EQ(y[0], 3.0f);
   });
-  EXPECT_EQ(texts[0], "allreduce 'x': ranks disagree about shape: [4] on ranks 0, 2, [5] on rank 1");
+  EXPECT_EQ(texts[0], "allreduce 'x': ranks disagree about shape: [4] on ranks 0, 2; [5] on rank 1");
   EXPECT_EQ(texts[0], texts[1]);
   EXPECT_EQ(texts[0], texts[2]);
 }

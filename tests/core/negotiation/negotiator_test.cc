@@ -32,31 +32,31 @@ struct Difference {
 TEST(Negotiator, MismatchNamesFieldValuesAndRanksAlikeEverywhereAndTheJobGoesOn) {
   std::vector<Difference> cases;
   cases.push_back({"dtype", Reduce("x"), Reduce("x", {4}, DType::kFloat64),
-                   "allreduce 'x': ranks disagree about dtype: float32 on ranks 0, 2, float64 on rank 1"});
+                   "allreduce 'x': ranks disagree about dtype: float32 on ranks 0, 2; float64 on rank 1"});
   cases.push_back({"shape", Reduce("x"), Reduce("x", {5}),
-                   "allreduce 'x': ranks disagree about shape: [4] on ranks 0, 2, [5] on rank 1"});
+                   "allreduce 'x': ranks disagree about shape: [4] on ranks 0, 2; [5] on rank 1"});
   Definition other = Reduce("x");
   other.op = Op::kBroadcast;
   cases.push_back({"op", Reduce("x"), other,
-                   "allreduce 'x': ranks disagree about the operation: allreduce on ranks 0, 2, broadcast on rank 1"});
+                   "allreduce 'x': ranks disagree about the operation: allreduce on ranks 0, 2; broadcast on rank 1"});
   other = Reduce("x");
   other.reduction = Reduction::kMin;
   cases.push_back({"reduction", Reduce("x"), other,
-                   "allreduce 'x': ranks disagree about the reduction: sum on ranks 0, 2, min on rank 1"});
+                   "allreduce 'x': ranks disagree about the reduction: sum on ranks 0, 2; min on rank 1"});
   other = Reduce("x");
   other.prescale = 0.5;
   cases.push_back({"prescale", Reduce("x"), other,
-                   "allreduce 'x': ranks disagree about the prescale factor: 1 on ranks 0, 2, 0.5 on rank 1"});
+                   "allreduce 'x': ranks disagree about the prescale factor: 1 on ranks 0, 2; 0.5 on rank 1"});
   Definition root = Reduce("x");
   root.op = Op::kBroadcast;
   other = root;
   other.root = 1;
   cases.push_back(
-      {"root", root, other, "broadcast 'x': ranks disagree about the root rank: 0 on ranks 0, 2, 1 on rank 1"});
+      {"root", root, other, "broadcast 'x': ranks disagree about the root rank: 0 on ranks 0, 2; 1 on rank 1"});
   other = Reduce("x");
   other.device = 0;
   cases.push_back({"device", Reduce("x"), other,
-                   "allreduce 'x': ranks disagree about the device: host on ranks 0, 2, device 0 on rank 1"});
+                   "allreduce 'x': ranks disagree about the device: host on ranks 0, 2; device 0 on rank 1"});
   for (unsigned seed = 1; seed < 6; ++seed) {
     for (const auto& tree : {Star(3), Chain(3)}) {
       for (const auto& item : cases) {

@@ -38,7 +38,7 @@ TEST(Definitions, ANewOneForALiveNameNeedsNoRetirement) {
     Ticket last = job.Submit(2, Reduce("x", {1}));
     job.Run();
     EXPECT_EQ(job.ended[2][last].result.message(),
-              "allreduce 'x': ranks disagree about shape: [1] on ranks 0, 2, [2] on rank 1");
+              "allreduce 'x': ranks disagree about shape: [1] on ranks 0, 2; [2] on rank 1");
   }
 }
 
@@ -149,12 +149,12 @@ TEST(Mismatch, OfAGroupNamesTheTensor) {
   Ticket ticket = job.Submit(1, other);
   job.Run();
   EXPECT_EQ(job.ended[1][ticket].result.message(),
-            "allreduce 'g': ranks disagree about dtype (tensor 'b'): float32 on rank 0, int64 on rank 1");
+            "allreduce 'g': ranks disagree about dtype (tensor 'b'): float32 on rank 0; int64 on rank 1");
   job.Submit(0, Group("g", {"a", "b", "c"}));
   ticket = job.Submit(1, Group("g", {"a", "b"}));
   job.Run();
   EXPECT_EQ(job.ended[1][ticket].result.message(),
-            "allreduce 'g': ranks disagree about the number of tensors: 3 on rank 0, 2 on rank 1");
+            "allreduce 'g': ranks disagree about the number of tensors: 3 on rank 0; 2 on rank 1");
 }
 
 TEST(Mismatch, OfRaggedOperationsIsAboutTheOtherDimensionsOnly) {
@@ -171,7 +171,7 @@ TEST(Mismatch, OfRaggedOperationsIsAboutTheOtherDimensionsOnly) {
   ticket = job.Submit(1, other, {7});
   job.Run();
   EXPECT_EQ(job.ended[1][ticket].result.message(),
-            "allgather 'x': ranks disagree about shape: [any, 3] on rank 0, [any, 4] on rank 1");
+            "allgather 'x': ranks disagree about shape: [any, 3] on rank 0; [any, 4] on rank 1");
   d.op = Op::kAlltoall;
   job.Submit(0, d, {1, 2});
   ticket = job.Submit(1, d, {1, 2, 3});
@@ -198,8 +198,8 @@ TEST(Mismatch, ATensorInAGroupOnOneRankAndAloneOnAnotherIsNoStall) {
     Ticket innocent = job.Submit(0, Reduce("z"));
     job.Run();
     for (int i = 0; i < 10; ++i) job.Tick(0.5);
-    std::string a = "tensor 'a': ranks disagree about its group: alone on rank 1, in group 'g' on rank 2";
-    std::string b = "tensor 'b': ranks disagree about its group: in group 'h' on rank 0, in group 'g' on rank 2";
+    std::string a = "tensor 'a': ranks disagree about its group: alone on rank 1; in group 'g' on rank 2";
+    std::string b = "tensor 'b': ranks disagree about its group: in group 'h' on rank 0; in group 'g' on rank 2";
     EXPECT_EQ(job.ended[2][group].result.message(), a);
     EXPECT_EQ(job.ended[1][alone].result.message(), a);
     EXPECT_EQ(job.ended[0][other].result.message(), b);

@@ -262,7 +262,7 @@ TEST(DataConnection, OneThatIsNotThereYetHoldsUpNoOther) {
 
 TEST(DataConnection, APeerThatIsGoneIsNamed) {
   Job job;
-  job.change = [](EndpointConfig& c) { c.peer_timeout = 0.2; };
+  job.change = [](EndpointConfig& c) { c.shared.peer_timeout = 0.2; };
   auto made = ConnectAll(job);
   for (auto& m : made) ASSERT_TRUE(m.ok()) << Error(m);
   made[1]->transport.reset();

@@ -37,8 +37,8 @@ inline EndpointConfig ConfigOf(const Job& job, int rank) {
   config.host_name = "host-" + config.host_id;
   config.secret = "secret";
   config.job_options = "from " + std::to_string(rank);
-  config.ring_bytes = 65536;
-  config.shared_memory = job.shared_memory;
+  config.shared.ring_bytes = 65536;
+  config.shared.shared_memory = job.shared_memory;
   job.change(config);
   return config;
 }
