@@ -25,6 +25,8 @@ AGENT_START_SECONDS = 60.0
 STOP_SECONDS = 9.0
 # After the first failure: the survivors' time to leave, TERM's grace, KILL, and the last output.
 FAILURE_SECONDS = 30.0
+# How long after the first failure a rank may still turn out to be its reason. Less than the survivors' time to leave.
+VERDICT_SECONDS = 1.5
 OUTPUT_SECONDS = 5.0  # for a reader that stands still, once the job has failed
 
 
@@ -116,6 +118,7 @@ class Job:
         self.events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.outcome = Outcome()
         self.signal: Optional[int] = None
+        self._failed_at = 0.0  # when the rank of the outcome did
         self._limit: Optional[float] = None  # when to stop waiting for the agent
         self._stopping = False
         self._agent_directory: Optional[str] = None
@@ -218,8 +221,14 @@ class Job:
 
     def _ended(self, message: dict[str, Any]) -> None:
         code, rank = message["code"], message["rank"]
-        if code == 0 or self.outcome.code or self._stopping:
+        if code == 0 or self._stopping:
             return
+        if self.outcome.code:
+            # A rank that leaves tells the others before it has ended: they may have failed by that, and ended, first.
+            late = time.monotonic() > self._failed_at + VERDICT_SECONDS
+            if late or not _is_consequence(self.outcome.error) or _is_consequence(message["error"]):
+                return
+        self._failed_at = time.monotonic()
         self._limit = time.monotonic() + FAILURE_SECONDS
         self.outcome.code = 128 - code if code < 0 else code
         self.outcome.rank = rank
@@ -298,3 +307,8 @@ class Job:
         except (OSError, ValueError):
             pass
         self.events.put(("eof", None))
+
+
+def _is_consequence(error: str) -> bool:
+    """Whether a rank failed because another did: what its last line of error output says."""
+    return "PeerLostError" in error or "ShutdownError" in error

@@ -32,9 +32,11 @@ def _allgather(op: Any, *grads: Tensor) -> list[Optional[Tensor]]:
     floats = _Differentiable(op, grads)
     sums = floats.apply("allreduce", reduction=Sum)
     rows = tf.stack([tf.shape(each, out_type=tf.int64)[0] for each in op.inputs])
-    (counts,) = run("allgather", [rows[None]], floats.name and f"{floats.name}.rows", floats.process_set)
-    own = _own_rank(floats.process_set)
-    starts = tf.reduce_sum(counts[:own], axis=0)
+    # Beside the rows of each tensor the rank: those that have joined give none.
+    own = tf.constant(_core.topology()["rank"], tf.int64)
+    entry = tf.concat([own[None], rows], 0)[None]
+    (table,) = run("allgather", [entry], floats.name and f"{floats.name}.rows", floats.process_set)
+    starts = tf.reduce_sum(tf.boolean_mask(table[:, 1:], table[:, 0] < own), axis=0)
     return [
         each if each is None else each[starts[number] : starts[number] + rows[number]]
         for number, each in enumerate(sums)
@@ -88,10 +90,6 @@ def _is_float(dtype: Any) -> bool:
 
 def _scales(op: Any) -> dict[str, float]:
     return {name: float(op.get_attr(name)) for name in ("prescale", "postscale")}
-
-
-def _own_rank(process_set: int) -> int:
-    return _core.process_set_ranks(process_set).index(_core.topology()["rank"])
 
 
 def _check_linear(op: Any, kind: str) -> None:

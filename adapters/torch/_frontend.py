@@ -65,7 +65,7 @@ class TorchFrontend(Frontend[Tensor]):
     def place(self, result: Tensor, like: Tensor) -> Tensor:
         return result.to(like.device)
 
-    def check_writable(self, tensor: Tensor) -> None:
+    def check_writable(self, tensor: Tensor, given: Any) -> None:
         if not tensor.is_contiguous() and overlaps(tensor.shape, tensor.stride()):
             raise ArgumentError(
                 f"a result cannot be written into a tensor whose elements overlap (shape {tuple(tensor.shape)}, strides "

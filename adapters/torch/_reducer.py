@@ -4,21 +4,29 @@ import itertools
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional, Union
 
 import torch
 from ronde._core import RondeError
 from ronde._gradient_options import GradientOptions
+from ronde.basics import Average, Max
 from ronde.common.util import split_list
 from ronde.process_sets import engine_memory
 from ronde.torch import mpi_ops
+from torch.utils.weak import WeakIdKeyDictionary
 
 Parameter = torch.Tensor
 
-# Optimizers whose parameters have equal names (hashed) and that serve the same ranks are numbered in the order in which
-# they first send, not in which they are made: a rank may make some that it never uses.
+# Optimizers whose parameters have equal names (hashed) and that serve the same ranks are numbered in the order of their
+# first steps. Not in which they are made: a rank may make some that it never uses. Nor in which they first have a
+# gradient: that depends on what a rank computes.
 _serials: "dict[tuple[int, tuple[int, ...]], itertools.count[int]]" = engine_memory()
+_prefixes: "dict[int, str]" = engine_memory()  # by id of the reducer, which removes it
+
+# By parameter: the reducers that have a hook on it, and the one that has its gradient on the way. Two may share one.
+_owners: Any = WeakIdKeyDictionary()
+_senders: Any = WeakIdKeyDictionary()
 
 
 class GradientReducer:
@@ -35,7 +43,6 @@ class GradientReducer:
         self._options = options
         self._active = options.process_set.included()
         self._names: dict[Parameter, str] = {}
-        self._prefix: Optional[str] = None
         self._passes = 0
         self._left: dict[Parameter, int] = {}  # passes until a gradient is sent; below 0: sent
         self._hooked: set[Parameter] = set()
@@ -43,12 +50,15 @@ class GradientReducer:
         self._group_of: dict[Parameter, int] = {}
         self._groups: list[list[Parameter]] = []
         self._sent: dict[Parameter, _Sent] = {}
+        self._reduced: set[Parameter] = set()  # since the last step
+        self._complete = False  # some gradient has had all its passes
         # The zeros that stood for missing gradients when an access to param_groups synchronized.
         self._stood_in: dict[Parameter, torch.Tensor] = {}
         self.set_passes(options.passes)
         self._check_names(params, named)
         self.add_parameters(params)
         self._make_groups(options.groups)
+        weakref.finalize(self, _prefixes.pop, id(self), None)
 
     def set_passes(self, passes: int) -> None:
         if passes < 1:
@@ -63,43 +73,55 @@ class GradientReducer:
             self._hook(param)
 
     def check_idle(self, what: str) -> None:
-        if self._sent:
-            names = ", ".join(self._names[param] for param in itertools.islice(self._sent, 3))
+        if self._complete:
             raise AssertionError(
-                f"{what} was called while gradients are on their way ({names}, ...): call step() or synchronize() first"
+                f"{what} was called between backward pass and step(), while gradients are on their way: call step() or "
+                "synchronize() first"
             )
         self._reset()
+        self._reduced.clear()
 
     def drop(self) -> None:
         """Waits for what is on its way and forgets it."""
         sent, self._sent = self._sent, {}
         self._reset()
-        _wait(list(sent.values()))
+        self._reduced.clear()
+        try:
+            _wait(list(sent.values()))
+        finally:
+            _unmark(sent)
 
     def synchronize(self) -> None:
         """Sends what has not been sent and waits for all."""
         if not self._active:
             return
+        if id(self) not in _prefixes:
+            self._begin()
         try:
             for param in self._left:
                 self._hook(param)  # may have been unfrozen
-                if param.requires_grad and param not in self._sent:
-                    self._send(self._members(param))
+                if param.requires_grad and param not in self._sent and param not in self._reduced:
+                    self._send([each for each in self._members(param) if each not in self._reduced])
         finally:
-            sent = list(dict.fromkeys(self._sent.values()))
+            params, sent = list(self._sent), list(dict.fromkeys(self._sent.values()))
             self._reset()
-        _wait(sent)
+            try:
+                _wait(sent)
+            finally:
+                _unmark(params)
         for each in sent:
             each.store()
+        self._reduced.update(params)
         self.synchronized = True
 
     def stepped(self) -> None:
         """step() has used the gradients."""
         self.synchronized = False
         self._stood_in = {}
+        self._reduced.clear()
 
     def finish_before_access(self) -> None:
-        if self._sent and self.enabled:
+        if self._complete and self.enabled and self._active:
             missing = [param for param in self._left if param.requires_grad and param.grad is None]
             self.synchronize()
             self._stood_in = {param: param.grad for param in missing if param.grad is not None}
@@ -153,18 +175,34 @@ class GradientReducer:
         number = self._group_of.get(param)
         return [param] if number is None else [each for each in self._groups[number] if each.requires_grad]
 
+    def _begin(self) -> None:
+        """Before the first gradients are sent, at the same place of the program on all ranks: a number of its own, and
+        which gradients are sparse, for ranks that do not have them."""
+        key = zlib.crc32("\n".join(self._names.values()).encode())
+        process_set = self._options.process_set
+        serial = next(_serials.setdefault((key, tuple(process_set.ranks or ())), itertools.count()))
+        _prefixes[id(self)] = f"gradient.{key:08x}.{serial}."
+        may_be_sparse = not self._options.sparse_as_dense
+        sparse = [may_be_sparse and param.grad is not None and param.grad.is_sparse for param in self._left]
+        flags = torch.tensor(sparse, dtype=torch.bool)
+        found = mpi_ops.allreduce(flags, None, self._name("sparse"), op=Max, process_set=process_set)
+        self._sparse.update(param for param, is_sparse in zip(self._left, found.tolist()) if is_sparse)
+
     def _name(self, what: str) -> str:
-        if self._prefix is None:
-            key = zlib.crc32("\n".join(self._names.values()).encode())
-            serial = next(_serials.setdefault((key, tuple(self._options.process_set.ranks or ())), itertools.count()))
-            self._prefix = f"gradient.{key:08x}.{serial}."
-        return self._prefix + what
+        return _prefixes[id(self)] + what
 
     # ---- sending ----
 
     def _hook(self, param: Parameter) -> None:
         if not (self._active and param.requires_grad and param.is_leaf) or param in self._hooked:
             return
+        others = _owners.setdefault(param, weakref.WeakSet())
+        if len(others) > 0 and any(reducer._options.op != Average for reducer in [*others, self]):
+            raise ValueError(
+                f"{self._names[param]!r} is in another DistributedOptimizer, too: its gradient would be reduced twice, which "
+                "only op=Average allows"
+            )
+        others.add(self)
         self._hooked.add(param)
         reference = weakref.ref(self)  # an optimizer that was dropped must not go on sending
 
@@ -184,20 +222,32 @@ class GradientReducer:
                 f"the gradient of {self._names[param]!r} was computed after param_groups had been read, which reduced the "
                 "gradients that there were: read them after step()"
             )
+        if param in self._reduced:
+            if self._options.op != Average:
+                raise AssertionError(
+                    f"the gradient of {self._names[param]!r} was computed after synchronize() or a look at param_groups had "
+                    "reduced it, and only op=Average allows to reduce it again: do so after step()"
+                )
+            self._reduced.discard(param)
         self.synchronized = False
         self._left[param] -= 1
+        self._complete = self._complete or self._left[param] == 0
         if self._left[param] < 0:
             count = self._passes - self._left[param]
             raise AssertionError(
                 f"the gradient of {self._names[param]!r} was computed {count} times before step(), but "
                 f"backward_passes_per_step is {self._passes}: increase it to accumulate gradients"
             )
+        if id(self) not in _prefixes:
+            return  # the first step sends
         members = self._members(param)
-        if all(self._left[each] == 0 for each in members):
+        if all(self._left[each] == 0 and each not in _senders for each in members):
             self._send(members)
 
     def _send(self, params: list[Parameter]) -> None:
         for param in params:
+            if param in _senders:
+                _senders[param].synchronize()
             if param.grad is None:
                 param.grad = torch.zeros_like(param, requires_grad=False)
                 if param in self._sparse:
@@ -207,9 +257,11 @@ class GradientReducer:
             elif param.grad.is_sparse:
                 self._sparse.add(param)
         self._sent.update(dict.fromkeys(params, _Sent(params, self)))
+        for param in params:
+            _senders[param] = self
 
     def _reset(self) -> None:
-        self._sent, self._stood_in = {}, {}
+        self._sent, self._stood_in, self._complete = {}, {}, False
         self._left = dict.fromkeys(self._left, self._passes)
         self.synchronized = False
 
@@ -257,6 +309,12 @@ class _Sent:
                 if reduced is not grad:
                     grad.copy_(reduced)  # type: ignore[union-attr]
                 param.grad = grad
+
+
+def _unmark(params: Iterable[Parameter]) -> None:
+    """These gradients are no longer on their way."""
+    for param in params:
+        _senders.pop(param, None)
 
 
 def _wait(sent: Sequence[_Sent]) -> None:

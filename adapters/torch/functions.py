@@ -12,17 +12,22 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(
-    params: Union[Mapping[str, Any], Iterable[tuple[str, torch.Tensor]]],
+    params: Union[Mapping[str, Any], Iterable[tuple[str, torch.Tensor]], Iterable[torch.Tensor]],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank the root's parameters, in place.
 
     Args:
-        params: model.state_dict(), model.named_parameters(), or such.
+        params: model.state_dict(), model.named_parameters(), or such; or tensors without names, in the same order on all
+            ranks.
     """
+    if isinstance(params, torch.nn.Module):
+        raise TypeError("broadcast_parameters needs model.state_dict() or model.named_parameters(), not the model")
     handles = []
-    for name, tensor in params.items() if isinstance(params, Mapping) else params:
+    items: list[Any] = list(params.items() if isinstance(params, Mapping) else params)
+    for number, item in enumerate(items):
+        name, tensor = (str(number), item) if isinstance(item, torch.Tensor) else item
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):

@@ -133,7 +133,10 @@ def DistributedOptimizer(  # noqa: N802
     optimizer.__class__ = type(original.__name__, (_Distributed, original), names)
     optimizer._reducer = reducer  # type: ignore[attr-defined]
     # Hooks instead of an overridden step(): schedulers that were made before replace the method by their own.
-    optimizer.register_step_pre_hook(_before_step)
+    # Ours comes first, so that others see reduced gradients.
+    handle = optimizer.register_step_pre_hook(_before_step)
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    hooks.move_to_end(handle.id, last=False)
     optimizer.register_step_post_hook(_after_step)
     return optimizer
 

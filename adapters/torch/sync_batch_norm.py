@@ -83,7 +83,7 @@ class _Normalize(torch.autograd.Function):
         scale = (variance + eps).rsqrt()
         normalized = (values - _spread(mean, input)) * _spread(scale, input)
         ctx.save_for_backward(normalized, weight, scale, total)
-        ctx.process_set, ctx.dims, ctx.has_bias = process_set, dims, bias is not None
+        ctx.process_set, ctx.dims, ctx.bias_dtype = process_set, dims, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, variance, total)
         output = normalized
         if weight is not None:
@@ -99,7 +99,7 @@ class _Normalize(torch.autograd.Function):
         grad = grad_output.to(normalized.dtype)
         sums = torch.stack([grad.sum(ctx.dims), (grad * normalized).sum(ctx.dims)])
         grad_weight = sums[1].to(weight.dtype) if weight is not None else None
-        grad_bias = sums[0].to(weight.dtype) if weight is not None and ctx.has_bias else None
+        grad_bias = None if ctx.bias_dtype is None else sums[0].to(ctx.bias_dtype)
         grad_input = None
         if ctx.needs_input_grad[0]:
             total_sums = mpi_ops.allreduce(sums, op=Sum, process_set=ctx.process_set) / total

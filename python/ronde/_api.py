@@ -29,8 +29,8 @@ class Api(Collectives[T]):
         in_place, new = where is Result.IN_PLACE, where is Result.NEW
         tensors = [frontend.convert(tensor) for tensor in given]
         if in_place:
-            for tensor in tensors:
-                frontend.check_writable(tensor)
+            for tensor, original in zip(tensors, given):
+                frontend.check_writable(tensor, original)
         sources = [frontend.memory(tensor) for tensor in tensors]
         targets = sources if in_place else [frontend.empty_like(source) for source in sources] if new else []
         rows = []

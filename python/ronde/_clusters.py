@@ -5,6 +5,7 @@ and need it no more.
 """
 
 import os
+import re
 import secrets
 import time
 from typing import Any, Optional
@@ -48,7 +49,14 @@ class Ronderun(Alone):
 
     @classmethod
     def here(cls) -> Optional["Ronderun"]:
-        return cls() if "RONDE_STORE" in os.environ else None
+        if "RONDE_STORE" in os.environ:
+            return cls()
+        if os.environ.get("RONDE_SIZE", "1") != "1":
+            raise ArgumentError(
+                f"RONDE_SIZE={os.environ['RONDE_SIZE']} says that this rank is one of several, but RONDE_STORE, where it "
+                "meets them, is not set: something between ronderun and this process has cleaned the environment"
+            )
+        return None
 
     def secret(self, timeout: float) -> str:
         return self._open().get("secret", timeout).decode()
@@ -183,6 +191,10 @@ def find(comm: Any) -> tuple[Alone, tuple[int, ...]]:
         cluster: Alone = Communicator(comm)
         return cluster, tuple(range(cluster.size))
     cluster = next(found for found in (kind.here() for kind in KINDS) if found is not None)
+    if not 0 <= cluster.rank < cluster.size:
+        raise ArgumentError(
+            f"the environment says that this is rank {cluster.rank} of {cluster.size}: there is none such"
+        )
     if comm is None:
         return cluster, tuple(range(cluster.size))
     ranks = tuple(int(rank) for rank in comm)
@@ -217,7 +229,11 @@ def connect(cluster: Alone, ranks: tuple[int, ...], generation: int, timeout: fl
         blobs = cluster.exchange(f"{job}/{generation}", index, count, endpoint.blob(), deadline - time.monotonic())
         endpoint.connect(blobs, max(deadline - time.monotonic(), 0.1))
     except _core.TimeoutError as error:
-        raise _core.TimeoutError(f"init() gave up after {timeout:g} s (RONDE_START_TIMEOUT): {error}") from None
+        text = str(error)
+        if found := re.search(r"\d+ (?:ranks )?were expected[,;] missing: ([\d, ]+)$", text):
+            missing = [str(ranks[int(number)]) for number in found[1].split(",")]
+            text = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not call init()"
+        raise _core.TimeoutError(f"init() gave up after {timeout:g} s (RONDE_START_TIMEOUT): {text}") from None
     finally:
         cluster.close()
 

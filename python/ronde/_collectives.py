@@ -244,14 +244,15 @@ class Collectives(ABC, Generic[T]):
 
         def gradient(grads: list[T]) -> list[T]:
             name_of_sum = _gradient_name(name)
-            rows = self._frontend.integers([value.shape[0] for value in values])  # type: ignore[attr-defined]
+            # Beside the rows of each tensor the rank: those that have joined give none.
+            own, width = process_set.rank(), 1 + len(values)
+            rows = self._frontend.integers([own, *(value.shape[0] for value in values)])  # type: ignore[attr-defined]
             counts = self.allgather_async(rows, name_of_sum and name_of_sum + ".rows", process_set)
             sums = self.grouped_allreduce(grads, None, name_of_sum, None, Sum, process_set=process_set)
-            table = _list(counts.wait())  # rank after rank the rows of each tensor
-            before = table[: process_set.rank() * len(values)]
-            own = table[len(before) : len(before) + len(values)]
-            starts = [sum(before[number :: len(values)]) for number in range(len(values))]
-            return [each[start : start + count] for each, start, count in zip(sums, starts, own)]  # type: ignore[index]
+            flat = _list(counts.wait())
+            before = [flat[at + 1 : at + width] for at in range(0, len(flat), width) if flat[at] < own]
+            starts = [sum(each[number] for each in before) for number in range(len(values))]
+            return [each[start : start + len(value)] for each, start, value in zip(sums, starts, values)]  # type: ignore[index,arg-type]
 
         return self._frontend.differentiable(forward, gradient, values)
 

@@ -66,8 +66,8 @@ class Frontend(Values[T]):
         return result
 
     @abstractmethod
-    def check_writable(self, tensor: T) -> None:
-        """ArgumentError if an operation cannot write its result into this tensor."""
+    def check_writable(self, tensor: T, given: Any) -> None:
+        """ArgumentError or TypeError if an operation cannot write its result into this tensor, converted from `given`."""
 
     @abstractmethod
     def assign(self, target: T, source: T) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ronde import _core
-from ronde.basics import Adasum, Average
+from ronde.basics import Adasum, Average, reduction
 from ronde.process_sets import ProcessSet
 
 
@@ -32,6 +32,11 @@ class GradientOptions:
     passes: int = 1
 
     def __post_init__(self) -> None:
+        self.op = reduction(self.op, None)
+        if not (hasattr(self.compression, "compress") and hasattr(self.compression, "decompress")):
+            raise TypeError(
+                f"compression={self.compression!r}: use one of Compression, or a class with its two methods"
+            )
         if self.op == Adasum:
             raise ValueError("op=Adasum: this release has no Adasum yet")
         if self.predivide != 1 and self.op != Average:
@@ -40,6 +45,10 @@ class GradientOptions:
             raise ValueError(f"gradient_predivide_factor is {self.predivide}; it must be above 0")
         if isinstance(self.groups, int) and self.groups < 0:
             raise ValueError(f"groups is {self.groups}; it must not be negative")
+        if isinstance(self.groups, float):
+            raise TypeError(f"groups is {self.groups}; it must be a whole number or lists of variables")
+        if not isinstance(self.passes, int):
+            raise TypeError(f"backward_passes_per_step is {self.passes!r}; it must be a whole number")
         if self.passes < 1:
             raise ValueError(f"backward_passes_per_step is {self.passes}; it must be at least 1")
         _core.topology()  # NotInitializedError before init()

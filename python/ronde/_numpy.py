@@ -40,7 +40,12 @@ class NumpyFrontend(Frontend[Array]):
     def wrap(self, buffer: _core.Buffer) -> Array:
         return np.frombuffer(buffer, _dtype(buffer.dtype)).reshape(buffer.shape)  # type: ignore[call-overload]
 
-    def check_writable(self, tensor: Array) -> None:
+    def check_writable(self, tensor: Array, given: Any) -> None:
+        if tensor is not given and not hasattr(given, "__dlpack__"):
+            try:
+                memoryview(given)
+            except TypeError:
+                raise TypeError(f"a result cannot be written into a {type(given).__name__}: give an array") from None
         if not tensor.flags.writeable:
             raise ArgumentError(f"a result cannot be written into a read-only array (shape {tensor.shape})")
         if overlaps(tensor.shape, tensor.strides):

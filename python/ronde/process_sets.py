@@ -91,6 +91,8 @@ def engine_memory() -> dict[Any, Any]:
 
 def set_id(process_set: ProcessSet) -> int:
     """The number of a set that can be used, else ArgumentError."""
+    if not isinstance(process_set, ProcessSet):
+        raise ArgumentError(f"process_set={process_set!r}: give a ProcessSet, as add_process_set() returns it")
     if process_set.process_set_id is None:
         raise ArgumentError(f"{process_set} cannot be used: give it to add_process_set() or init(process_sets=[...])")
     return process_set.process_set_id

@@ -188,3 +188,15 @@ def test_sync_batch_norm_collectives_and_corner_cases() -> None:
         hvd.SyncBatchNorm(3)(torch.zeros(0, 3))
     with pytest.raises(ValueError, match="2 dimensions"):
         hvd.SyncBatchNorm(3)(torch.zeros(3))
+
+
+@pytest.mark.ranks(2)
+def test_parameters_without_names() -> None:
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(hvd.rank() + 1)
+    hvd.broadcast_parameters(list(model.parameters()), root_rank=1)
+    assert all((param == 2).all() for param in model.parameters())
+    with pytest.raises(TypeError, match="state_dict"):
+        hvd.broadcast_parameters(model, root_rank=0)

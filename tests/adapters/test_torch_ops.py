@@ -263,6 +263,20 @@ def test_sparse_corner_cases() -> None:
         hvd.sparse_allreduce_async(torch.ones(3))
 
 
+@pytest.mark.ranks(3)
+def test_the_gradient_of_an_allgather_without_a_rank_that_has_joined() -> None:
+    rank = hvd.rank()
+    if rank == 0:
+        hvd.join()
+        return
+    x = torch.full((2,), float(rank), dtype=torch.float64, requires_grad=True)
+    gathered = hvd.allgather(x)
+    assert gathered.tolist() == [1, 1, 2, 2]
+    (gathered * torch.arange(1, 5) * rank).sum().backward()
+    assert x.grad.tolist() == [[3, 6], [9, 12]][rank - 1]
+    hvd.join()
+
+
 # ---- Import ----
 
 

@@ -208,8 +208,8 @@ def test_clipping_sends_once() -> None:
             torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
             alone.step()
         assert_same(model, reference)
-        assert len(calls) == 3 * 4
-        assert all(re.fullmatch(r"gradient\.[0-9a-f]{8}\.\d+\.[02]\.(weight|bias)", name) for name in calls)
+        assert len(calls) == 3 * 4 + 1  # before the first step: which gradients are sparse
+        assert all(re.fullmatch(r"gradient\.[0-9a-f]{8}\.\d+\.[02]\.(weight|bias)", name) for name in calls[1:])
     finally:
         _core.submit = submit
 
@@ -487,3 +487,120 @@ def test_before_init() -> None:
     parameter: Optional[Any] = torch.nn.Parameter(torch.ones(1))
     with pytest.raises(hvd.NotInitializedError):
         hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.ranks(2)
+def test_a_model_that_one_rank_does_not_use_at_first(named: bool) -> None:
+    """Two models with equal names: which gradient comes first differs, the order of the steps does not."""
+    rank = hvd.rank()
+    models, references = [make_model(), make_model()], [make_model(), make_model()]
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), m.named_parameters() if named else None)
+        for m in models
+    ]
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = loss_of(models[1], batch(rank, step))
+        if rank == 0 or step == 2:
+            loss = loss + loss_of(models[0], batch(rank, step))
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for number, reference in enumerate(references):
+            reference.zero_grad()
+            ranks = [r for r in range(2) if number == 1 or r == 0 or step == 2]
+            sum(loss_of(reference, batch(r, step)) / 2 for r in ranks).backward()
+            with torch.no_grad():
+                for param in reference.parameters():
+                    param -= 0.1 * param.grad
+    for model, reference in zip(models, references):
+        assert_same(model, reference)
+
+
+@pytest.mark.ranks(2)
+def test_a_parameter_of_two_optimizers() -> None:
+    rank = hvd.rank()
+    shared, other = torch.nn.Parameter(torch.zeros(1000)), torch.nn.Parameter(torch.zeros(2))
+    first = hvd.DistributedOptimizer(torch.optim.SGD([shared], lr=1.0), [("shared", shared)])
+    second = hvd.DistributedOptimizer(torch.optim.SGD([shared, other], lr=1.0), [("shared", shared), ("o", other)])
+    for _ in range(4):
+        shared.grad = other.grad = None
+        (shared * (rank + 1) + other.sum()).sum().backward()
+        first.synchronize()
+        second.synchronize()
+        assert shared.grad.unique().tolist() == [1.5]
+        first.step()
+        second.step()
+    with pytest.raises(ValueError, match="'shared' is in another DistributedOptimizer"):
+        hvd.DistributedOptimizer(torch.optim.SGD([shared], lr=1.0), [("shared", shared)], op=hvd.Sum)
+
+
+@pytest.mark.ranks(2)
+def test_sparse_gradients_that_one_rank_does_not_have_at_first() -> None:
+    """And embeddings that are used in another order on each rank."""
+    rank = hvd.rank()
+    tables = [torch.nn.Embedding(10, 2, sparse=True) for _ in range(2)]
+    for table in tables:
+        torch.nn.init.ones_(table.weight)
+    named = [(f"t{number}", table.weight) for number, table in enumerate(tables)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param for _, param in named], lr=1.0), named)
+    for step in range(3):
+        optimizer.zero_grad()
+        used = [tables[0]] if step == 0 and rank == 1 else [*tables][:: 1 if rank else -1]
+        loss = torch.zeros(())
+        for table in used:
+            loss = loss + table(torch.tensor([rank])).sum()
+        loss.backward()
+        optimizer.step()
+    assert tables[0].weight[:3, 0].tolist() == [1 - 3 / 2, 1 - 3 / 2, 1]
+    assert tables[1].weight[:3, 0].tolist() == [1 - 3 / 2, 1 - 2 / 2, 1]
+
+
+@pytest.mark.ranks(2)
+def test_sums_are_not_reduced_twice() -> None:
+    rank = hvd.rank()
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        ((rank + 1) * a + b).backward()
+        optimizer.synchronize()
+        optimizer.synchronize()
+        optimizer.step()
+    assert (a.item(), b.item()) == (-6, -4)
+    optimizer.zero_grad(set_to_none=False)
+    a.backward()
+    assert optimizer.param_groups[0]["lr"] == 1.0  # reduces what there is
+    with pytest.raises(AssertionError, match="only op=Average"):
+        b.backward()
+
+
+@pytest.mark.ranks(2)
+def test_the_scaler_sees_reduced_gradients_of_groups_that_are_not_complete() -> None:
+    rank = hvd.rank()
+    used, unused = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0), groups=1)
+    seen = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        (used * (rank + 1)).sum().backward()
+        seen.append(optimizer.param_groups[0]["params"][0].grad.item())
+        optimizer.step()
+    assert seen == [1.5, 1.5]
+
+
+@pytest.mark.ranks(2)
+def test_hooks_of_before_see_reduced_gradients() -> None:
+    rank = hvd.rank()
+    param = torch.nn.Parameter(torch.zeros(1))
+    plain = torch.optim.SGD([param], lr=1.0)
+    seen = []
+    plain.register_step_pre_hook(lambda *_: seen.append(param.grad.item()))
+    optimizer = hvd.DistributedOptimizer(plain)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (param * (rank + 1)).sum().backward()
+        optimizer.step()
+    assert seen == [1.5, 1.5]

@@ -180,4 +180,25 @@ def test_a_worker_that_never_calls_init_is_named_at_the_start_timeout() -> None:
     start = time.monotonic()
     result = run("-np", "3", "--start-timeout", "2", *python(code))
     assert result.returncode != 0 and time.monotonic() - start < 15
-    assert "1" in result.stderr.split("missing")[-1] and "missing" in result.stderr
+    assert "rank 1 did not call init()" in result.stderr
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError('boom')"])
+def test_the_rank_that_failed_by_itself_is_blamed_not_those_that_it_left(end: str) -> None:
+    code = (
+        "import sys, numpy as np, ronde\n"
+        "ronde.init()\n"
+        "ronde.allreduce(np.ones(3))\n"
+        f"if ronde.rank() == 2: {end}\n"
+        "ronde.allreduce(np.ones(3))\n"
+    )
+    for _ in range(4):
+        result = run("-np", "4", *python(code))
+        assert result.returncode == (3 if "exit" in end else 1), result.stderr
+        assert "ronderun: rank 2 on host" in result.stderr
+
+
+def test_an_absurd_number_of_processes_is_refused_at_once() -> None:
+    start = time.monotonic()
+    result = run("-np", "99999999999", "true")
+    assert result.returncode == 2 and "at most" in result.stderr and time.monotonic() - start < 10

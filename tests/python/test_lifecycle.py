@@ -124,7 +124,10 @@ def test_start_limit_names_who_is_missing() -> None:
     if rank == 1:
         time.sleep(1.5)  # too late
     begin = time.monotonic()
-    with pytest.raises(ronde.TimeoutError, match=rf"1 s \(RONDE_START_TIMEOUT\).*\b{1 - rank}\b"):
+    with pytest.raises(
+        ronde.TimeoutError,
+        match=rf"1 s \(RONDE_START_TIMEOUT\): rank {1 - rank} (did not call init|.*could not be reached)",
+    ):
         ronde.init()
     assert 0.5 < time.monotonic() - begin < 3
 
@@ -213,3 +216,37 @@ def test_leaving_right_after_an_operation(size: int) -> None:
             data = np.full(100_000, ronde.rank() + 10 * cycle)
             assert (ronde.broadcast(data, root) == root + 10 * cycle).all()
             ronde.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "1"}, "RONDE_SIZE=3.*RONDE_STORE"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "-3", "RONDE_STORE": "unix:/nowhere"}, "rank -3 of 3"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "3", "RONDE_STORE": "unix:/nowhere"}, "rank 3 of 3"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "x", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK='x'"),
+    ],
+)
+def test_an_environment_that_cannot_be_right(variables: dict, text: str) -> None:
+    import re
+
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RONDE_", "HOROVOD_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", "import ronde; ronde.init()"], env={**clean, **variables}, capture_output=True, text=True,
+        timeout=30,
+    )  # fmt: skip
+    assert result.returncode == 1 and "ArgumentError" in result.stderr and re.search(text, result.stderr), result.stderr
+
+
+@pytest.mark.ranks(1)
+def test_wrong_process_sets_and_targets() -> None:
+    for wrong in (None, 0, [0]):
+        with pytest.raises(ValueError, match="give a ProcessSet"):
+            ronde.allreduce(np.ones(2), process_set=wrong)
+    for function in (ronde.allreduce_, lambda value: ronde.broadcast_(value, 0)):
+        with pytest.raises(TypeError, match="a list: give an array"):
+            function([1.0, 2.0])
+    import array
+
+    values = array.array("d", [1.0, 2.0])
+    ronde.allreduce_(values)
