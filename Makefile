@@ -40,9 +40,10 @@ sanitize: $(VENV)/.test
 	  cmake --build build/$$kind -j $(JOBS) && ctest --test-dir build/$$kind --output-on-failure || exit 1; \
 	done
 
-bench: $(VENV)/.demo install
+bench: $(VENV)/.test install
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/footprint.py
+	$(BIN)/python benchmarks/tensorflow_ops.py
 
 # Not editable: what is tested is what a user gets. pip builds it in isolation.
 install: $(VENV)/.pip

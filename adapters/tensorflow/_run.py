@@ -16,8 +16,8 @@ Tensor = Any
 _OPS = {kind: getattr(ops, f"ronde_{kind}") for kind in _core.OPS if hasattr(ops, f"ronde_{kind}")}
 _NUMBERS: dict[Any, int] = {}  # dtypes seen so far
 
-# What SetStatus of ops.cc writes.
-_MESSAGE = re.compile(r"ronde (\w+): (.*?)(?: \[Op:\w+\].*)?$", re.DOTALL)
+# What SetStatus of ops.cc writes, and what TensorFlow adds behind.
+_MESSAGE = re.compile(r"ronde (\w+Error): (.*?)(?:\n| \[Op:|$)")
 
 
 def run(

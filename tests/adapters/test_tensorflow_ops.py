@@ -314,8 +314,10 @@ def test_errors_carry_the_message(mode: str) -> None:
     import ronde.tensorflow as hvd
 
     expected: Any = hvd.MismatchError if mode == "eager" else tf.errors.InvalidArgumentError
-    with pytest.raises(expected, match=r"'different'.*shape: \[1\] on rank 0; \[2\] on rank 1"):
+    with pytest.raises(expected, match=r"'different'.*shape: \[1\] on rank 0; \[2\] on rank 1") as raised:
         compute(mode, lambda x: hvd.allreduce(x, name="different"), np.ones(hvd.rank() + 1))
+    error = hvd.util.translated(raised.value)
+    assert type(error) is hvd.MismatchError and str(error).endswith("[1] on rank 0; [2] on rank 1")
     assert compute(mode, lambda x: hvd.allreduce(x, op=hvd.Sum), np.ones(1)).tolist() == [2]
 
 
