@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell nproc)
 export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
-.PHONY: demo test test-core test-python lint sanitize bench install clean
+.PHONY: demo test test-core test-python test-matrix lint sanitize bench install clean
 
 demo: $(VENV)/.demo install
 	$(BIN)/ronderun -np 2 $(BIN)/python examples/torch_mnist.py
@@ -22,6 +22,19 @@ test-core: $(VENV)/.test
 test-python: $(VENV)/.test install
 	$(BIN)/python tools/make_options_page.py --check
 	$(BIN)/python -m pytest tests -q
+
+# The TensorFlow tests with an older release, and the wheel that the newest is tested with.
+TENSORFLOW_TESTS := tests/adapters/test_tensorflow_ops.py tests/adapters/test_tensorflow_optimizer.py \
+  tests/adapters/test_conformance.py tests/multiprocess/test_tensorflow_jobs.py
+test-matrix: $(VENV)/.test
+	rm -rf build/wheels && $(BIN)/pip wheel -q --no-deps -w build/wheels .
+	$(PYTHON) -m venv build/venv-2.18
+	build/venv-2.18/bin/pip install -q -r requirements/tensorflow-2.18.txt
+	for bin in $(BIN) build/venv-2.18/bin; do \
+	  $$bin/pip install -q --force-reinstall --no-deps build/wheels/ronde-*.whl && \
+	  $$bin/python -c "import tensorflow; print('TensorFlow', tensorflow.__version__)" && \
+	  $$bin/python -m pytest -q $(TENSORFLOW_TESTS) -k tensorflow || exit 1; \
+	done
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

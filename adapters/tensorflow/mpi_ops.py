@@ -10,46 +10,11 @@ from typing import Any, Optional
 
 import tensorflow as tf
 from ronde._collectives import Collectives, Result
+from ronde._common import *  # noqa: F403
 from ronde._frontend import Values
-from ronde.basics import (  # noqa: F401
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    reduction,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ronde.basics import reduction
 from ronde.compression import Compressor
-from ronde.process_sets import (  # noqa: F401
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-    set_id,
-)
+from ronde.process_sets import ProcessSet, global_process_set, set_id
 from ronde.tensorflow import _gradients, _sparse  # noqa: F401  (registers gradients)
 from ronde.tensorflow._run import run, topology
 

@@ -4,42 +4,9 @@ from typing import Optional
 
 import torch
 from ronde._api import make_api
-from ronde.basics import (  # noqa: F401
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from ronde.process_sets import (  # noqa: F401
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from ronde._common import *  # noqa: F403
+from ronde.basics import Average
+from ronde.process_sets import ProcessSet, global_process_set
 from ronde.torch._frontend import TorchFrontend
 from ronde.torch._sparse import SparseAllreduce
 

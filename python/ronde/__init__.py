@@ -7,45 +7,13 @@ collective.
 
 from typing import TYPE_CHECKING, Any
 
-from ronde import exceptions
-from ronde._core import __version__
-from ronde.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from ronde.exceptions import *  # noqa: F403
-from ronde.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ronde._common import *  # noqa: F403
+from ronde._common import __all__ as _common
+from ronde.basics import ReduceOp
 
 if TYPE_CHECKING:
     from ronde._numpy import *  # noqa: F403
-    from ronde.launcher import run
+    from ronde.launcher import run as run
 
 # What another module brings when it is first asked for.
 _LATER = dict.fromkeys(
@@ -60,45 +28,7 @@ _LATER = dict.fromkeys(
 )
 _LATER["run"] = "ronde.launcher"
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "__version__",
-    "add_process_set",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "remove_process_set",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    *exceptions.__all__,
-    *(name for name in _LATER if name != "run"),
-]
+__all__ = ["ReduceOp", *_common, *_LATER]
 
 
 def __getattr__(name: str) -> Any:

@@ -423,3 +423,84 @@ def test_sync_batch_normalization_counts_by_mask_and_saves() -> None:
     assert type(again) is type(layer) and again.momentum == 0.0
     with pytest.raises(ValueError, match="synchronized"):
         hvd.SyncBatchNormalization(synchronized=True)
+
+
+def keras_model() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input([5]), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2, use_bias=False)])
+    model.set_weights(start())
+    return model
+
+
+def keras_training(mode: str, optimizer: Any, batches: list[Any]) -> list[np.ndarray]:
+    import keras
+
+    model = keras_model()
+    if mode == "fit":
+        model.compile(optimizer, keras.losses.MeanSquaredError())
+        for x, y in batches:
+            model.fit(x, y, batch_size=len(x), verbose=0)
+        return model.get_weights()
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(tf.square(model(x) - y))
+        optimizer.apply_gradients(zip(tape.gradient(value, model.trainable_variables), model.trainable_variables))
+
+    run = tf.function(step) if mode == "function" else step
+    for x, y in batches:
+        run(tf.constant(x), tf.constant(y))
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "fit"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.ranks(2)
+def test_keras_optimizers_equal_one_process(kind: str, mode: str) -> None:
+    import keras
+
+    import ronde.tensorflow as hvd
+
+    keras.backend.set_floatx("float64")
+    try:
+        options = {"learning_rate": 0.05, "clipnorm": 0.5}
+        make = getattr(keras.optimizers, kind)
+        original = make(**options)
+        optimizer = hvd.DistributedOptimizer(original)
+        assert optimizer is original and isinstance(optimizer, make) and type(optimizer).__name__ == kind
+        got = keras_training(mode, optimizer, [data(hvd.rank(), step) for step in range(STEPS)])
+        expected = keras_training(mode, make(**options), [joined(2, step) for step in range(STEPS)])
+        for one, other in zip(got, expected):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+        with pytest.raises(ValueError, match="already"):
+            hvd.DistributedOptimizer(optimizer)
+    finally:
+        keras.backend.set_floatx("float32")
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.ranks(2)
+def test_keras_optimizers_accumulate(mode: str) -> None:
+    import keras
+
+    import ronde.tensorflow as hvd
+
+    keras.backend.set_floatx("float64")
+    try:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
+        got = keras_training(mode, optimizer, [data(hvd.rank(), step) for step in range(5)])  # the fifth stays here
+        assert int(optimizer.iterations) == 2
+        model = keras_model()
+        for step in range(2):
+            with tf.GradientTape() as tape:
+                value = 0.0
+                for number in (2 * step, 2 * step + 1):
+                    x, y = joined(2, number)
+                    value += tf.reduce_mean(tf.square(model(x) - y))
+            for variable, grad in zip(model.trainable_variables, tape.gradient(value, model.trainable_variables)):
+                variable.assign_sub(0.05 * grad)
+        for one, other in zip(got, model.get_weights()):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    finally:
+        keras.backend.set_floatx("float32")
