@@ -463,3 +463,16 @@ def test_a_thousand_eager_steps_do_not_grow() -> None:
     for _ in range(1000):
         step()
     assert psutil.Process().memory_info().rss - before < 10e6
+
+
+def test_module_paths() -> None:
+    import ronde
+    import ronde.tensorflow as hvd
+    from ronde.tensorflow import compression, functions, mpi_ops, util
+
+    assert mpi_ops.allreduce is hvd.allreduce and hvd.mpi_ops is mpi_ops and util.split_list([1, 2], 2) == [[1], [2]]
+    assert compression.Compression is hvd.Compression
+    assert functions.broadcast_variables is hvd.broadcast_variables
+    assert hvd.init is ronde.init and hvd.Sum == ronde.Sum and mpi_ops.rank is ronde.rank
+    for name in hvd.__all__:
+        assert hasattr(hvd, name), name
