@@ -114,7 +114,7 @@ void Write(Writer& writer, const EntryReport& report) {
 }
 
 EntryReport ReadReport(Reader& reader, int peer, DefinitionTable& definitions, const ProcessSets& sets,
-                       const Tree& tree) {
+                       const TreePosition& tree) {
   EntryReport report;
   report.number = reader.Unsigned();
   for (std::size_t n = reader.Count(); n > 0 && reader.ok(); --n) {

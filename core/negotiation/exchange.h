@@ -40,7 +40,7 @@ AgreedEntry Agreed(const DecidedEntry& entry);
 void Write(Writer& writer, const EntryReport& report);
 // `peer`: the child that sent it; it may speak for its subtree only.
 EntryReport ReadReport(Reader& reader, int peer, DefinitionTable& definitions, const ProcessSets& sets,
-                       const Tree& tree);
+                       const TreePosition& tree);
 
 // How many row counts each member of a ragged operation brings.
 inline std::size_t RowsNeeded(const Definition& definition, std::size_t members) {

@@ -442,7 +442,7 @@ class NegotiatorImpl final : public Negotiator {
 
   const NegotiatorConfig config_;
   const bool root_;
-  const Tree tree_;
+  const TreePosition tree_;
   Links links_;
   ProcessSets sets_;
   Absence absence_;

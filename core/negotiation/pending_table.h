@@ -55,7 +55,7 @@ class PendingTable {
   // Ordered by key, so that whatever walks it does so in the same order in every run.
   using Entries = std::map<std::string, PendingEntry>;
 
-  PendingTable(const Tree& tree, const ProcessSets& sets, const Absence& absence, Complete complete)
+  PendingTable(const TreePosition& tree, const ProcessSets& sets, const Absence& absence, Complete complete)
       : tree_(tree), sets_(sets), absence_(absence), complete_(std::move(complete)) {}
 
   // False: a rank reports twice.
@@ -78,7 +78,7 @@ class PendingTable {
   bool Covered(const PendingEntry& entry, const std::vector<int>& below) const;
   void Finish(Entries::iterator place, const Result& conflict);
 
-  const Tree& tree_;
+  const TreePosition& tree_;
   const ProcessSets& sets_;
   const Absence& absence_;
   const Complete complete_;

@@ -7,7 +7,7 @@
 
 namespace ronde {
 
-ProcessSets::ProcessSets(const Tree& tree) : tree_(tree) {
+ProcessSets::ProcessSets(const TreePosition& tree) : tree_(tree) {
   std::vector<int> everyone;
   for (int r = 0; r < tree.size(); ++r) everyone.push_back(r);
   Add(kGlobalSet, everyone);

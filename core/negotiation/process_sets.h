@@ -20,7 +20,7 @@ struct ProcessSet {
 // Every node applies the same additions and removals in the same order. Ids count up and are never used again.
 class ProcessSets {
  public:
-  explicit ProcessSets(const Tree& tree);
+  explicit ProcessSets(const TreePosition& tree);
 
   const ProcessSet* Find(SetId id) const {
     auto found = sets_.find(id);
@@ -35,7 +35,7 @@ class ProcessSets {
   const std::map<SetId, ProcessSet>& all() const { return sets_; }
 
  private:
-  const Tree& tree_;
+  const TreePosition& tree_;
   std::map<SetId, ProcessSet> sets_;
   SetId last_id_ = kGlobalSet;
 };

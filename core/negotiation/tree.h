@@ -7,9 +7,9 @@
 
 namespace ronde {
 
-class Tree {
+class TreePosition {
  public:
-  explicit Tree(const NegotiatorConfig& config) : rank_(config.rank), parents_(config.parents) {
+  explicit TreePosition(const NegotiatorConfig& config) : rank_(config.rank), parents_(config.parents) {
     for (int r = 0; r < size(); ++r) via_.push_back(Climb(r));
   }
 
