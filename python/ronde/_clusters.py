@@ -42,7 +42,7 @@ class Ronderun(Alone):
     """Started by ronderun: its agent on this host serves a store on a socket that only this user may use."""
 
     def __init__(self) -> None:
-        self.rank, self.size = _identity("RONDE_RANK"), _identity("RONDE_SIZE")
+        self.rank, self.size = _rank_and_size("RONDE_RANK", "RONDE_SIZE")
         self.host_name = os.environ.get("RONDE_HOSTNAME")
         self.store_url = os.environ["RONDE_STORE"]
         self._store: Optional[_core.Store] = None
@@ -51,11 +51,12 @@ class Ronderun(Alone):
     def here(cls) -> Optional["Ronderun"]:
         if "RONDE_STORE" in os.environ:
             return cls()
-        if os.environ.get("RONDE_SIZE", "1") != "1":
-            raise ArgumentError(
-                f"RONDE_SIZE={os.environ['RONDE_SIZE']} says that this rank is one of several, but RONDE_STORE, where it "
-                "meets them, is not set: something between ronderun and this process has cleaned the environment"
-            )
+        for variable, alone in (("RONDE_SIZE", "1"), ("RONDE_RANK", "0")):
+            if (value := os.environ.get(variable, alone)) != alone:
+                raise ArgumentError(
+                    f"{variable}={value} says that this rank is one of several, but RONDE_STORE, where it meets them, is "
+                    "not set: something between ronderun and this process has cleaned the environment"
+                )
         return None
 
     def secret(self, timeout: float) -> str:
@@ -80,7 +81,7 @@ class Torchrun(Alone):
     connect to it can read the secret."""
 
     def __init__(self) -> None:
-        self.rank, self.size = _identity("RANK"), _identity("WORLD_SIZE")
+        self.rank, self.size = _rank_and_size("RANK", "WORLD_SIZE")
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store: Any = None
 
@@ -191,10 +192,6 @@ def find(comm: Any) -> tuple[Alone, tuple[int, ...]]:
         cluster: Alone = Communicator(comm)
         return cluster, tuple(range(cluster.size))
     cluster = next(found for found in (kind.here() for kind in KINDS) if found is not None)
-    if not 0 <= cluster.rank < cluster.size:
-        raise ArgumentError(
-            f"the environment says that this is rank {cluster.rank} of {cluster.size}: there is none such"
-        )
     if comm is None:
         return cluster, tuple(range(cluster.size))
     ranks = tuple(int(rank) for rank in comm)
@@ -246,3 +243,12 @@ def _identity(variable: str) -> int:
         return int(value)
     except ValueError:
         raise ArgumentError(f"{variable}={value!r} in the environment is not a number") from None
+
+
+def _rank_and_size(rank_variable: str, size_variable: str) -> tuple[int, int]:
+    rank, size = _identity(rank_variable), _identity(size_variable)
+    if not 0 <= rank < size:
+        raise ArgumentError(
+            f"{rank_variable}={rank} and {size_variable}={size} in the environment: there is no rank {rank} of {size}"
+        )
+    return rank, size

@@ -222,8 +222,10 @@ def test_leaving_right_after_an_operation(size: int) -> None:
     ("variables", "text"),
     [
         ({"RONDE_SIZE": "3", "RONDE_RANK": "1"}, "RONDE_SIZE=3.*RONDE_STORE"),
-        ({"RONDE_SIZE": "3", "RONDE_RANK": "-3", "RONDE_STORE": "unix:/nowhere"}, "rank -3 of 3"),
-        ({"RONDE_SIZE": "3", "RONDE_RANK": "3", "RONDE_STORE": "unix:/nowhere"}, "rank 3 of 3"),
+        ({"RONDE_RANK": "1"}, "RONDE_RANK=1.*RONDE_STORE"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "-3", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK=-3.*no rank -3 of 3"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "3", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK=3.*no rank 3 of 3"),
+        ({"RONDE_SIZE": "0", "RONDE_RANK": "0", "RONDE_STORE": "unix:/nowhere"}, "RONDE_SIZE=0"),
         ({"RONDE_SIZE": "3", "RONDE_RANK": "x", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK='x'"),
     ],
 )
