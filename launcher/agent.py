@@ -151,7 +151,7 @@ class Agent:
         return True
 
     def announce(self, rank: int, reason: str) -> None:
-        """Where the ranks look for why one of them died."""
+        """Where the ranks look for how one of them ended."""
         try:
             assert self.store is not None
             self.store.set(f"death/{rank}", reason.encode(errors="replace"))
@@ -213,13 +213,12 @@ class Agent:
             self.ended(worker, code)
 
     def ended(self, worker: Worker, code: int) -> None:
-        error = ""
+        error, what = "", how_it_ended(code)
         if code != 0:
             for number in list(worker.pipes):  # what it still said; more than this a pipe does not hold
                 self.read_pipe(worker, number)
             error = self.last_error(worker)
-            what = how_it_ended(code)
-            self.announce(worker.rank, f"{what}: {error}" if error else what)
+        self.announce(worker.rank, f"{what}: {error}" if error else what)
         self.send({"type": "exit", "rank": worker.rank, "code": code, "error": error})
         if code != 0:
             self.fail()

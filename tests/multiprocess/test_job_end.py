@@ -202,3 +202,32 @@ def test_an_absurd_number_of_processes_is_refused_at_once() -> None:
     start = time.monotonic()
     result = run("-np", "99999999999", "true")
     assert result.returncode == 2 and "at most" in result.stderr and time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError('boom')"])
+def test_a_rank_that_ends_before_init_is_named_at_once(end: str) -> None:
+    code = (
+        "import os, sys, time, ronde\n"
+        f"if os.environ['RONDE_RANK'] == '1': {end}\n"
+        "try: ronde.init()\n"
+        "except ronde.PeerLostError as error: print('SAW', error); raise\n"
+    )
+    start = time.monotonic()
+    result = run("-np", "3", *python(code))
+    assert time.monotonic() - start < 15
+    saw = [line for line in result.stdout.splitlines() if "SAW" in line]
+    how = "exit code 0" if "exit" in end else "exit code 1: ValueError: boom"
+    assert len(saw) == 2 and all(f"rank 1 did not call init() and has ended: {how}" in line for line in saw), result
+    assert result.returncode == 1 and "rank 1" in result.stderr.split("ronderun: ")[-1], result.stderr
+
+
+def test_a_rank_that_vanishes_with_code_0_is_told_as_such() -> None:
+    code = (
+        "import os, numpy as np, ronde\n"
+        "ronde.init()\n"
+        "if ronde.rank() == 1: os._exit(0)\n"
+        "try: ronde.allreduce(np.ones(3))\n"
+        "except ronde.PeerLostError as error: print('SAW', error)\n"
+    )
+    result = run("-np", "2", *python(code))
+    assert "rank 1" in result.stdout and "exit code 0" in result.stdout, result
