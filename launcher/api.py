@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 from ronde.launcher import frames
 from ronde.launcher.cli import find_hosts, run_job
 from ronde.launcher.job import Job, JobSpec, LaunchError
-from ronde.launcher.options import worker_environment
+from ronde.launcher.options import option_value, worker_environment
 from ronde.launcher.processes import python_command
 
 
@@ -55,7 +55,9 @@ def run(
         raise ValueError(f"num_proc must be at least 1, not {count}")
     places = find_hosts(hosts, hostfile, count)
     count = count or sum(host.slots for host in places)
-    options = {} if start_timeout is None else {"START_TIMEOUT": str(start_timeout)}
+    options = {}
+    if start_timeout is not None:
+        options["START_TIMEOUT"] = option_value("Double", "0", 1, "start_timeout", str(start_timeout))
     environment = worker_environment(options, count)
     environment.update(env or {})
     task = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))

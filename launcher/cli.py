@@ -151,10 +151,10 @@ def _make_job(args: argparse.Namespace) -> Job:
     hosts = find_hosts(args.hosts, args.hostfile, args.num_proc)
     num_proc = args.num_proc or sum(host.slots for host in hosts)
     options = read_config(args.config_file) if args.config_file is not None else {}
-    for name, kind, _default, _scope, flag, scale, _section, _help in _core.OPTIONS:
+    for name, kind, default, _scope, flag, scale, _section, _help in _core.OPTIONS:
         given = getattr(args, _option_destination(name), None)
         if given is not None:
-            options[name] = option_value(kind, scale, flag, given)
+            options[name] = option_value(kind, default, scale, flag, given)
     return Job(
         JobSpec(
             command=command,

@@ -132,10 +132,15 @@ def test_start_limit_names_who_is_missing() -> None:
     assert 0.5 < time.monotonic() - begin < 3
 
 
-@pytest.mark.ranks(2, init=False, env={"RONDE_START_TIMEOUT": "soon"})
-def test_start_limit_must_be_a_number() -> None:
-    with pytest.raises(ValueError, match="RONDE_START_TIMEOUT.*soon"):
-        ronde.init()
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", "-5"])
+@pytest.mark.ranks(2, init=False)
+def test_start_limit_must_be_a_number(value: str) -> None:
+    os.environ["RONDE_START_TIMEOUT"] = value
+    try:
+        with pytest.raises(ValueError, match=f"RONDE_START_TIMEOUT: '{value}' is not a number from 0"):
+            ronde.init()
+    finally:
+        del os.environ["RONDE_START_TIMEOUT"]
 
 
 def test_alone_and_without_shutdown() -> None:
