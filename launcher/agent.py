@@ -29,6 +29,8 @@ from ronde.launcher.processes import become_subreaper, descendants, die_with_par
 # After the first failure: how long survivors may take to raise and leave by themselves, and how long TERM may take.
 SURVIVOR_SECONDS = 2.0
 GRACE_SECONDS = 5.0
+# A line of ronde's log that says nothing of a failure, see core/base/log.cc.
+_LOG_LINE = re.compile(rb"\s*\[ronde\b[^]]* (trace|debug|info|warning)\] ")
 _ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning: .*rror)\b|\berror\b", re.IGNORECASE)
 
 
@@ -174,7 +176,7 @@ class Agent:
         elif number == 1:
             lines = (worker.tail + data).replace(b"\r", b"\n").split(b"\n")
             worker.tail = lines.pop()[-4096:]
-            worker.errors.extend(line[:4096] for line in lines if line.strip())
+            worker.errors.extend(line[:4096] for line in lines if line.strip() and not _LOG_LINE.match(line))
         self.credit -= len(data)
         self.outbox += frames.output(worker.rank, number, data)  # without data: the end of the stream
         self.flush()
@@ -224,7 +226,8 @@ class Agent:
             self.fail()
 
     def last_error(self, worker: Worker) -> str:
-        lines = [line.decode(errors="replace").strip() for line in (*worker.errors, worker.tail) if line.strip()]
+        tail = [] if _LOG_LINE.match(worker.tail) else [worker.tail]
+        lines = [line.decode(errors="replace").strip() for line in (*worker.errors, *tail) if line.strip()]
         for line in reversed(lines):
             if _ERROR_LINE.search(line) and not line.startswith("[ronde"):
                 return line[:500]

@@ -233,3 +233,16 @@ def test_a_rank_that_vanishes_with_code_0_is_told_as_such() -> None:
     )
     result = run("-np", "2", *python(code))
     assert "rank 1" in result.stdout and "exit code 0" in result.stdout, result
+
+
+@pytest.mark.parametrize("before", ["too bad", ""])
+def test_warnings_in_the_log_are_not_quoted_as_the_last_error(before: str) -> None:
+    warning = "[ronde 2026-01-31 12:00:00.123456 rank 0 warning] an error may follow: PeerLostError"
+    code = (
+        f"import sys; print({before!r}, file=sys.stderr)\n"
+        f"for _ in range(50): print({warning!r}, file=sys.stderr)\n"
+        f"sys.stderr.write({warning!r}); sys.exit(3)"
+    )
+    result = run("-np", "1", *python(code))
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("ronderun:")]
+    assert line.endswith(f"exited with code 3: {before}" if before else "exited with code 3"), line
