@@ -11,10 +11,8 @@ import base64
 import os
 import re
 import selectors
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import warnings
 from collections import deque
@@ -22,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Callable, Optional
 
 from ronde import _core
-from ronde.launcher import frames
+from ronde.launcher import directory, frames
 from ronde.launcher.payload import get, put
 from ronde.launcher.processes import become_subreaper, descendants, die_with_parent, how_it_ended
 
@@ -42,15 +40,6 @@ class Worker:
     errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=40))  # the last lines of stderr
     tail: bytes = b""
     pipes: dict[int, IO[bytes]] = field(default_factory=dict)  # the open ones of stdout (0) and stderr (1)
-
-
-def _short_directory() -> str:
-    """A new directory of mode 0700 in which a socket's path is short enough for the kernel."""
-    directory = tempfile.mkdtemp(prefix="ronde-")
-    if len(os.fsencode(directory)) > 90:
-        os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="ronde-", dir="/tmp")
-    return directory
 
 
 class Agent:
@@ -100,8 +89,9 @@ class Agent:
 
     def start(self, job: dict[str, Any]) -> None:
         try:
-            self.directory = _short_directory()
-            url = f"unix:{self.directory}/store"
+            directory.remove_abandoned()
+            self.directory = directory.make()
+            url = directory.store_url(self.directory)
             self.server = _core.StoreServer(url)
             self.store = _core.Store(url)
             self.store.set("secret", os.urandom(32).hex().encode())
@@ -298,7 +288,7 @@ class Agent:
             if self.server is not None:
                 self.server.stop()
             if self.directory:
-                shutil.rmtree(self.directory, ignore_errors=True)
+                directory.remove(self.directory)
 
     def step(self, wake_read: int) -> bool:
         """One round; whether the job was started in it."""

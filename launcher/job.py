@@ -6,7 +6,6 @@ import base64
 import getpass
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ronde.launcher import frames
+from ronde.launcher import directory, frames
 from ronde.launcher.hosts import Host, is_local
 from ronde.launcher.output import Output
 from ronde.launcher.processes import how_it_ended, python_command
@@ -261,7 +260,7 @@ class Job:
             except OSError:
                 pass
         if self._agent_directory is not None:
-            shutil.rmtree(self._agent_directory, ignore_errors=True)
+            directory.remove(self._agent_directory)
         if not self.outcome.code and not self._stopping:
             self.outcome.code = 1
             self.outcome.error = f"the agent on host {self.host_name} ended unexpectedly" + (

@@ -246,3 +246,25 @@ def test_warnings_in_the_log_are_not_quoted_as_the_last_error(before: str) -> No
     result = run("-np", "1", *python(code))
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("ronderun:")]
     assert line.endswith(f"exited with code 3: {before}" if before else "exited with code 3"), line
+
+
+def test_the_next_job_removes_the_directory_that_a_killed_launcher_and_agent_left(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    code = f"import os, time; open({str(tmp_path)!r} + '/0', 'w').write(f'{{os.getpid()}} '); time.sleep(1000)"
+    launcher = subprocess.Popen([*RONDERUN, "-np", "1", *python(code)], env=env)
+    try:
+        (worker,) = pids_in(tmp_path, 1)
+        agent = psutil.Process(worker).parent()
+        assert agent is not None
+        launcher.send_signal(signal.SIGSTOP)  # it must not clean up between the two
+        agent.kill()
+    finally:
+        launcher.kill()
+        launcher.wait(10)
+    assert wait_for(lambda: not lives(worker), 5)
+    (left,) = temporary.iterdir()
+    os.utime(left, (0, 0))
+    assert run("-np", "1", "true", env=env).returncode == 0
+    assert list(temporary.iterdir()) == []
