@@ -11,10 +11,8 @@ import base64
 import os
 import re
 import selectors
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import warnings
 from collections import deque
@@ -22,13 +20,15 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Callable, Optional
 
 from ronde import _core
-from ronde.launcher import frames
+from ronde.launcher import directory, frames
 from ronde.launcher.payload import get, put
 from ronde.launcher.processes import become_subreaper, descendants, die_with_parent, how_it_ended
 
 # After the first failure: how long survivors may take to raise and leave by themselves, and how long TERM may take.
 SURVIVOR_SECONDS = 2.0
 GRACE_SECONDS = 5.0
+# A line of ronde's log that says nothing of a failure, see core/base/log.cc.
+_LOG_LINE = re.compile(rb"\s*\[ronde\b[^]]* (trace|debug|info|warning)\] ")
 _ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning: .*rror)\b|\berror\b", re.IGNORECASE)
 
 
@@ -40,15 +40,6 @@ class Worker:
     errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=40))  # the last lines of stderr
     tail: bytes = b""
     pipes: dict[int, IO[bytes]] = field(default_factory=dict)  # the open ones of stdout (0) and stderr (1)
-
-
-def _short_directory() -> str:
-    """A new directory of mode 0700 in which a socket's path is short enough for the kernel."""
-    directory = tempfile.mkdtemp(prefix="ronde-")
-    if len(os.fsencode(directory)) > 90:
-        os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="ronde-", dir="/tmp")
-    return directory
 
 
 class Agent:
@@ -98,8 +89,9 @@ class Agent:
 
     def start(self, job: dict[str, Any]) -> None:
         try:
-            self.directory = _short_directory()
-            url = f"unix:{self.directory}/store"
+            directory.remove_abandoned()
+            self.directory = directory.make()
+            url = directory.store_url(self.directory)
             self.server = _core.StoreServer(url)
             self.store = _core.Store(url)
             self.store.set("secret", os.urandom(32).hex().encode())
@@ -151,7 +143,7 @@ class Agent:
         return True
 
     def announce(self, rank: int, reason: str) -> None:
-        """Where the ranks look for why one of them died."""
+        """Where the ranks look for how one of them ended."""
         try:
             assert self.store is not None
             self.store.set(f"death/{rank}", reason.encode(errors="replace"))
@@ -174,7 +166,7 @@ class Agent:
         elif number == 1:
             lines = (worker.tail + data).replace(b"\r", b"\n").split(b"\n")
             worker.tail = lines.pop()[-4096:]
-            worker.errors.extend(line[:4096] for line in lines if line.strip())
+            worker.errors.extend(line[:4096] for line in lines if line.strip() and not _LOG_LINE.match(line))
         self.credit -= len(data)
         self.outbox += frames.output(worker.rank, number, data)  # without data: the end of the stream
         self.flush()
@@ -213,19 +205,19 @@ class Agent:
             self.ended(worker, code)
 
     def ended(self, worker: Worker, code: int) -> None:
-        error = ""
+        error, what = "", how_it_ended(code)
         if code != 0:
             for number in list(worker.pipes):  # what it still said; more than this a pipe does not hold
                 self.read_pipe(worker, number)
             error = self.last_error(worker)
-            what = how_it_ended(code)
-            self.announce(worker.rank, f"{what}: {error}" if error else what)
+        self.announce(worker.rank, f"{what}: {error}" if error else what)
         self.send({"type": "exit", "rank": worker.rank, "code": code, "error": error})
         if code != 0:
             self.fail()
 
     def last_error(self, worker: Worker) -> str:
-        lines = [line.decode(errors="replace").strip() for line in (*worker.errors, worker.tail) if line.strip()]
+        tail = [] if _LOG_LINE.match(worker.tail) else [worker.tail]
+        lines = [line.decode(errors="replace").strip() for line in (*worker.errors, *tail) if line.strip()]
         for line in reversed(lines):
             if _ERROR_LINE.search(line) and not line.startswith("[ronde"):
                 return line[:500]
@@ -296,7 +288,7 @@ class Agent:
             if self.server is not None:
                 self.server.stop()
             if self.directory:
-                shutil.rmtree(self.directory, ignore_errors=True)
+                directory.remove(self.directory)
 
     def step(self, wake_read: int) -> bool:
         """One round; whether the job was started in it."""

@@ -11,8 +11,8 @@ from typing import Any, Callable, Optional
 
 from ronde.launcher import frames
 from ronde.launcher.cli import find_hosts, run_job
-from ronde.launcher.job import Job, JobSpec, LaunchError
-from ronde.launcher.options import worker_environment
+from ronde.launcher.job import Job, JobSpec, LaunchError, Outcome
+from ronde.launcher.options import option_value, worker_environment
 from ronde.launcher.processes import python_command
 
 
@@ -50,12 +50,16 @@ def run(
         raise LaunchError("use_mpi: the MPI controller is not available in this release")
     if num_proc is not None and np is not None and num_proc != np:
         raise ValueError(f"num_proc ({num_proc}) and np ({np}) differ; give one")
-    count = num_proc if num_proc is not None else np
-    if count is not None and count < 1:
-        raise ValueError(f"num_proc must be at least 1, not {count}")
-    places = find_hosts(hosts, hostfile, count)
-    count = count or sum(host.slots for host in places)
-    options = {} if start_timeout is None else {"START_TIMEOUT": str(start_timeout)}
+    asked = num_proc if num_proc is not None else np
+    if asked is not None and (isinstance(asked, bool) or not hasattr(asked, "__index__")):
+        raise TypeError(f"num_proc (or np) must be a whole number, not {asked!r}")
+    if asked is not None and asked < 1:
+        raise ValueError(f"num_proc must be at least 1, not {asked}")
+    places = find_hosts(hosts, hostfile, asked)
+    count = int(asked) if asked is not None else sum(host.slots for host in places)
+    options = {}
+    if start_timeout is not None:
+        options["START_TIMEOUT"] = option_value("Double", "0", 1, "start_timeout", str(start_timeout))
     environment = worker_environment(options, count)
     environment.update(env or {})
     task = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
@@ -76,11 +80,24 @@ def run(
     outcome = run_job(job) if threading.current_thread() is threading.main_thread() else job.run()
     if job.signal is not None:
         signal.raise_signal(job.signal)  # for the program's own handler; INT is a KeyboardInterrupt
-    results = {rank: pickle.loads(value) for rank, value in outcome.results.items()}
-    raised = {rank: text for rank, (ok, text) in results.items() if not ok}
-    if raised:
-        rank = outcome.rank if outcome.rank in raised else min(raised)
+    return _results(outcome, count)
+
+
+def _results(outcome: Outcome, count: int) -> list[Any]:
+    """By rank; RuntimeError that names a rank if one has none."""
+    values, raised = {}, {}
+    for rank, value in sorted(outcome.results.items()):
+        try:
+            ok, values[rank] = pickle.loads(value)
+        except Exception as error:
+            ok, values[rank] = False, f"its result cannot be unpickled here: {type(error).__name__}: {error}"
+        if not ok:
+            raised[rank] = values[rank]
+    if raised and outcome.rank in (None, *raised):
+        rank = min(raised) if outcome.rank is None else outcome.rank
         raise RuntimeError(f"rank {rank} failed:\n{raised[rank]}")
-    if outcome.code or len(results) < count:
-        raise RuntimeError(outcome.error or f"the job ended with code {outcome.code}")
-    return [results[rank][1] for rank in range(count)]
+    missing = [str(rank) for rank in range(count) if rank not in values]
+    if outcome.code or missing:
+        without = f" without a result of rank {', '.join(missing)}" if missing else ""
+        raise RuntimeError(outcome.error or f"the job ended with code {outcome.code}{without}")
+    return [values[rank] for rank in range(count)]

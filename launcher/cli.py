@@ -44,7 +44,6 @@ _LATER = (
     ("host-discovery-script", "=", "elastic training"),
 )
 _HIDDEN = argparse.SUPPRESS
-MAX_PROCESSES = 1 << 20
 
 
 def _option_destination(name: str) -> str:
@@ -149,15 +148,13 @@ def _make_job(args: argparse.Namespace) -> Job:
         raise LaunchError("no command was given: ronderun -np 4 python train.py")
     if args.num_proc is not None and args.num_proc < 1:
         raise LaunchError(f"-np must be at least 1, not {args.num_proc}")
-    if args.num_proc is not None and args.num_proc > MAX_PROCESSES:
-        raise LaunchError(f"-np {args.num_proc}: a job has at most {MAX_PROCESSES} processes")
     hosts = find_hosts(args.hosts, args.hostfile, args.num_proc)
     num_proc = args.num_proc or sum(host.slots for host in hosts)
     options = read_config(args.config_file) if args.config_file is not None else {}
-    for name, kind, _default, _scope, flag, scale, _section, _help in _core.OPTIONS:
+    for name, kind, default, _scope, flag, scale, _section, _help in _core.OPTIONS:
         given = getattr(args, _option_destination(name), None)
         if given is not None:
-            options[name] = option_value(kind, scale, flag, given)
+            options[name] = option_value(kind, default, scale, flag, given)
     return Job(
         JobSpec(
             command=command,

@@ -6,7 +6,6 @@ import base64
 import getpass
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,11 +14,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ronde.launcher import frames
+from ronde.launcher import directory, frames
 from ronde.launcher.hosts import Host, is_local
 from ronde.launcher.output import Output
 from ronde.launcher.processes import how_it_ended, python_command
 
+MAX_PROCESSES = 1 << 20
 AGENT_START_SECONDS = 60.0
 # After the order to stop: TERM's grace in the agent and what it takes to report.
 STOP_SECONDS = 9.0
@@ -56,7 +56,10 @@ class Outcome:
 
 
 def place(num_proc: int, hosts: list[Host]) -> list[tuple[Host, int]]:
-    """(host, ranks on it), filling hosts in order. Raises LaunchError when there are too few slots."""
+    """(host, ranks on it), filling hosts in order. Raises LaunchError when there are too few slots, or
+    absurdly many processes."""
+    if num_proc > MAX_PROCESSES:
+        raise LaunchError(f"{num_proc} processes: a job has at most {MAX_PROCESSES}")
     slots = sum(host.slots for host in hosts)
     if num_proc > slots:
         names = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
@@ -257,7 +260,7 @@ class Job:
             except OSError:
                 pass
         if self._agent_directory is not None:
-            shutil.rmtree(self._agent_directory, ignore_errors=True)
+            directory.remove(self._agent_directory)
         if not self.outcome.code and not self._stopping:
             self.outcome.code = 1
             self.outcome.error = f"the agent on host {self.host_name} ended unexpectedly" + (

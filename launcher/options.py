@@ -13,7 +13,7 @@ _LATER_SECTIONS = {"autotune": "autotuning", "timeline": "the timeline"}
 _BOOLS = {"1": "1", "0": "0", "true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
 
 
-def option_value(kind: str, scale: float, flag: str, text: str) -> str:
+def option_value(kind: str, default: str, scale: float, flag: str, text: str) -> str:
     """The environment's form of a flag's value. Raises LaunchError."""
     if kind == "String":
         return text
@@ -26,6 +26,8 @@ def option_value(kind: str, scale: float, flag: str, text: str) -> str:
         whole = int(value)
     except (ValueError, OverflowError):  # not a number, or none that is finite
         raise LaunchError(f"{flag} must be a number, not '{text}'") from None
+    if value < 0 <= float(default):  # a default below zero says "unset", so the option has such values
+        raise LaunchError(f"{flag} must not be negative, but is '{text}'")
     if kind == "Double":
         return repr(value)
     if scale == 1 and whole != value:
@@ -92,10 +94,10 @@ def read_config(path: str) -> dict[str, str]:
             if found is None:
                 known = ", ".join(sorted(keys[section]))
                 raise LaunchError(f"{path}: there is no option '{key}' in section '{section}' (there are: {known})")
-            (name, kind, _default, _scope, _flag, scale, *_), opposite = found
+            (name, kind, default, _scope, _flag, scale, *_), opposite = found
             if value is None or isinstance(value, (dict, list)):
                 raise LaunchError(f"{path}: '{key}' in section '{section}' needs one value")
-            text = option_value(kind, scale, f"{path}: {key}", str(value))
+            text = option_value(kind, default, scale, f"{path}: {key}", str(value))
             values[name] = ("0" if text == "1" else "1") if opposite else text
     return values
 

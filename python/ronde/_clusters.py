@@ -19,7 +19,8 @@ class Alone:
 
     rank, size = 0, 1
     host_name: Optional[str] = None
-    store_url: Optional[str] = None  # of a store where death/<rank> says why a rank died
+    store_url: Optional[str] = None  # of a store where death/<rank> says how a rank ended
+    exchange_seconds = float("inf")  # the longest wait in exchange(); it may be called again with the same blob
 
     @classmethod
     def here(cls) -> Optional["Alone"]:
@@ -34,6 +35,10 @@ class Alone:
         """Hands in the blob number `index` of `count` and returns all; TimeoutError names who is missing."""
         raise NotImplementedError
 
+    def end_of(self, rank: int) -> Optional[str]:
+        """How the process of a rank ended; None: it lives, or nobody knows."""
+        return None
+
     def close(self) -> None:
         """Called when the ranks are connected."""
 
@@ -41,8 +46,10 @@ class Alone:
 class Ronderun(Alone):
     """Started by ronderun: its agent on this host serves a store on a socket that only this user may use."""
 
+    exchange_seconds = 0.5
+
     def __init__(self) -> None:
-        self.rank, self.size = _identity("RONDE_RANK"), _identity("RONDE_SIZE")
+        self.rank, self.size = _rank_and_size("RONDE_RANK", "RONDE_SIZE")
         self.host_name = os.environ.get("RONDE_HOSTNAME")
         self.store_url = os.environ["RONDE_STORE"]
         self._store: Optional[_core.Store] = None
@@ -51,11 +58,12 @@ class Ronderun(Alone):
     def here(cls) -> Optional["Ronderun"]:
         if "RONDE_STORE" in os.environ:
             return cls()
-        if os.environ.get("RONDE_SIZE", "1") != "1":
-            raise ArgumentError(
-                f"RONDE_SIZE={os.environ['RONDE_SIZE']} says that this rank is one of several, but RONDE_STORE, where it "
-                "meets them, is not set: something between ronderun and this process has cleaned the environment"
-            )
+        for variable, alone in (("RONDE_SIZE", "1"), ("RONDE_RANK", "0")):
+            if (value := os.environ.get(variable, alone)) != alone:
+                raise ArgumentError(
+                    f"{variable}={value} says that this rank is one of several, but RONDE_STORE, where it meets them, is "
+                    "not set: something between ronderun and this process has cleaned the environment"
+                )
         return None
 
     def secret(self, timeout: float) -> str:
@@ -63,6 +71,12 @@ class Ronderun(Alone):
 
     def exchange(self, key: str, index: int, count: int, blob: bytes, timeout: float) -> list[bytes]:
         return self._open().exchange(key, index, count, blob, timeout)
+
+    def end_of(self, rank: int) -> Optional[str]:
+        try:
+            return self._open().get(f"death/{rank}", 0.0).decode(errors="replace")
+        except _core.TimeoutError:
+            return None
 
     def close(self) -> None:
         if self._store is not None:
@@ -80,7 +94,7 @@ class Torchrun(Alone):
     connect to it can read the secret."""
 
     def __init__(self) -> None:
-        self.rank, self.size = _identity("RANK"), _identity("WORLD_SIZE")
+        self.rank, self.size = _rank_and_size("RANK", "WORLD_SIZE")
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store: Any = None
 
@@ -191,10 +205,6 @@ def find(comm: Any) -> tuple[Alone, tuple[int, ...]]:
         cluster: Alone = Communicator(comm)
         return cluster, tuple(range(cluster.size))
     cluster = next(found for found in (kind.here() for kind in KINDS) if found is not None)
-    if not 0 <= cluster.rank < cluster.size:
-        raise ArgumentError(
-            f"the environment says that this is rank {cluster.rank} of {cluster.size}: there is none such"
-        )
     if comm is None:
         return cluster, tuple(range(cluster.size))
     ranks = tuple(int(rank) for rank in comm)
@@ -226,16 +236,32 @@ def connect(cluster: Alone, ranks: tuple[int, ...], generation: int, timeout: fl
             store_url=cluster.store_url if everybody else None,  # death/<rank> has the cluster's numbers
         )
         job = "init" if everybody else "init/" + "-".join(map(str, ranks))
-        blobs = cluster.exchange(f"{job}/{generation}", index, count, endpoint.blob(), deadline - time.monotonic())
+        blobs = _exchange(cluster, ranks, f"{job}/{generation}", endpoint.blob(), deadline)
         endpoint.connect(blobs, max(deadline - time.monotonic(), 0.1))
     except _core.TimeoutError as error:
-        text = str(error)
-        if found := re.search(r"\d+ (?:ranks )?were expected[,;] missing: ([\d, ]+)$", text):
-            missing = [str(ranks[int(number)]) for number in found[1].split(",")]
-            text = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} did not call init()"
-        raise _core.TimeoutError(f"init() gave up after {timeout:g} s (RONDE_START_TIMEOUT): {text}") from None
+        raise _core.TimeoutError(f"init() gave up after {timeout:g} s (RONDE_START_TIMEOUT): {error}") from None
     finally:
         cluster.close()
+
+
+def _exchange(cluster: Alone, ranks: tuple[int, ...], key: str, blob: bytes, deadline: float) -> list[bytes]:
+    """The blobs of all ranks; TimeoutError names those that did not come, PeerLostError one that cannot come any more."""
+    while True:
+        left = deadline - time.monotonic()
+        seconds = min(left, cluster.exchange_seconds)
+        try:
+            return cluster.exchange(key, ranks.index(cluster.rank), len(ranks), blob, seconds)
+        except _core.TimeoutError as error:
+            found = re.search(r"\d+ (?:ranks )?were expected[,;] missing: ([\d, ]+)$", str(error))
+            if found is None:
+                raise
+        missing = [ranks[int(number)] for number in found[1].split(",")]
+        for rank in missing:
+            if (end := cluster.end_of(rank)) is not None:
+                raise _core.PeerLostError(f"rank {rank} did not call init() and has ended: {end}")
+        if seconds == left:
+            names = ", ".join(map(str, missing))
+            raise _core.TimeoutError(f"rank{'s' if len(missing) > 1 else ''} {names} did not call init()")
 
 
 def _identity(variable: str) -> int:
@@ -246,3 +272,12 @@ def _identity(variable: str) -> int:
         return int(value)
     except ValueError:
         raise ArgumentError(f"{variable}={value!r} in the environment is not a number") from None
+
+
+def _rank_and_size(rank_variable: str, size_variable: str) -> tuple[int, int]:
+    rank, size = _identity(rank_variable), _identity(size_variable)
+    if not 0 <= rank < size:
+        raise ArgumentError(
+            f"{rank_variable}={rank} and {size_variable}={size} in the environment: there is no rank {rank} of {size}"
+        )
+    return rank, size

@@ -1,5 +1,6 @@
 """Options that Python code reads. The table is the core's (core/base/options.def)."""
 
+import math
 import os
 import warnings
 
@@ -16,12 +17,15 @@ def option(name: str) -> str:
 
 
 def number(name: str) -> float:
-    """The value of an option that is a number; ArgumentError names the variable when it is none."""
-    value = option(name)
+    """The value of an option that is a number from 0; ArgumentError names the variable when it is none."""
+    text = option(name)
     try:
-        return float(value)
+        value = float(text)
     except ValueError:
-        raise _core.ArgumentError(f"RONDE_{name}: {value!r} is not a number") from None
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise _core.ArgumentError(f"RONDE_{name}: {text!r} is not a number from 0")
+    return value
 
 
 def warn_of_missing() -> None:

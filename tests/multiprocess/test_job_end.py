@@ -198,7 +198,73 @@ def test_the_rank_that_failed_by_itself_is_blamed_not_those_that_it_left(end: st
         assert "ronderun: rank 2 on host" in result.stderr
 
 
-def test_an_absurd_number_of_processes_is_refused_at_once() -> None:
+@pytest.mark.parametrize("option", ["-np=99999999999", "-H=localhost:99999999999"])
+def test_an_absurd_number_of_processes_is_refused_at_once(option: str) -> None:
     start = time.monotonic()
-    result = run("-np", "99999999999", "true")
-    assert result.returncode == 2 and "at most" in result.stderr and time.monotonic() - start < 10
+    result = run(*option.split("="), "true")
+    assert result.returncode == 2 and "99999999999 processes: a job has at most" in result.stderr
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError('boom')"])
+def test_a_rank_that_ends_before_init_is_named_at_once(end: str) -> None:
+    code = (
+        "import os, sys, time, ronde\n"
+        f"if os.environ['RONDE_RANK'] == '1': {end}\n"
+        "try: ronde.init()\n"
+        "except ronde.PeerLostError as error: print('SAW', error); raise\n"
+    )
+    start = time.monotonic()
+    result = run("-np", "3", *python(code))
+    assert time.monotonic() - start < 15
+    saw = [line for line in result.stdout.splitlines() if "SAW" in line]
+    how = "exit code 0" if "exit" in end else "exit code 1: ValueError: boom"
+    assert len(saw) == 2 and all(f"rank 1 did not call init() and has ended: {how}" in line for line in saw), result
+    assert result.returncode == 1 and "rank 1" in result.stderr.split("ronderun: ")[-1], result.stderr
+
+
+def test_a_rank_that_vanishes_with_code_0_is_told_as_such() -> None:
+    code = (
+        "import os, numpy as np, ronde\n"
+        "ronde.init()\n"
+        "if ronde.rank() == 1: os._exit(0)\n"
+        "try: ronde.allreduce(np.ones(3))\n"
+        "except ronde.PeerLostError as error: print('SAW', error)\n"
+    )
+    result = run("-np", "2", *python(code))
+    assert "rank 1" in result.stdout and "exit code 0" in result.stdout, result
+
+
+@pytest.mark.parametrize("before", ["too bad", ""])
+def test_warnings_in_the_log_are_not_quoted_as_the_last_error(before: str) -> None:
+    warning = "[ronde 2026-01-31 12:00:00.123456 rank 0 warning] an error may follow: PeerLostError"
+    code = (
+        f"import sys; print({before!r}, file=sys.stderr)\n"
+        f"for _ in range(50): print({warning!r}, file=sys.stderr)\n"
+        f"sys.stderr.write({warning!r}); sys.exit(3)"
+    )
+    result = run("-np", "1", *python(code))
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("ronderun:")]
+    assert line.endswith(f"exited with code 3: {before}" if before else "exited with code 3"), line
+
+
+def test_the_next_job_removes_the_directory_that_a_killed_launcher_and_agent_left(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    code = f"import os, time; open({str(tmp_path)!r} + '/0', 'w').write(f'{{os.getpid()}} '); time.sleep(1000)"
+    launcher = subprocess.Popen([*RONDERUN, "-np", "1", *python(code)], env=env)
+    try:
+        (worker,) = pids_in(tmp_path, 1)
+        agent = psutil.Process(worker).parent()
+        assert agent is not None
+        launcher.send_signal(signal.SIGSTOP)  # it must not clean up between the two
+        agent.kill()
+    finally:
+        launcher.kill()
+        launcher.wait(10)
+    assert wait_for(lambda: not lives(worker), 5)
+    (left,) = temporary.iterdir()
+    os.utime(left, (0, 0))
+    assert run("-np", "1", "true", env=env).returncode == 0
+    assert list(temporary.iterdir()) == []

@@ -204,6 +204,53 @@ def test_run_names_the_rank_that_raised() -> None:
         ronde.run(fail_on_one, np=2)
 
 
+def end_on_one(code: int) -> str:
+    import ronde as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        os._exit(code)
+    if code:
+        hvd.barrier()
+    return "done"
+
+
+def test_run_names_the_rank_that_ended_without_a_result() -> None:
+    import ronde
+
+    with pytest.raises(RuntimeError, match="ended with code 0 without a result of rank 1"):
+        ronde.run(end_on_one, (0,), np=2)
+    with pytest.raises(RuntimeError, match="rank 1 on host .* exited with code 3"):
+        ronde.run(end_on_one, (3,), np=3)
+
+
+class OnlyThere:
+    """Can be unpickled on a rank only."""
+
+    def __reduce__(self) -> Any:
+        return _only_there, ()
+
+
+def _only_there() -> None:
+    if "RONDE_RANK" not in os.environ:
+        raise ValueError("not here")
+
+
+def test_run_names_the_rank_whose_result_cannot_be_unpickled() -> None:
+    import ronde
+
+    with pytest.raises(RuntimeError, match="(?s)rank 1 failed.*unpickled here: ValueError: not here"):
+        ronde.run(lambda: OnlyThere() if os.environ["RONDE_RANK"] == "1" else 0, np=2)
+
+
+@pytest.mark.parametrize("np", ["x", 2.0, True])
+def test_run_needs_a_whole_number_of_ranks(np: Any) -> None:
+    import ronde
+
+    with pytest.raises(TypeError, match=f"must be a whole number, not {np!r}"):
+        ronde.run(print, np=np)
+
+
 def test_run_from_a_thread_and_with_a_path_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ronde
 

@@ -132,10 +132,15 @@ def test_start_limit_names_who_is_missing() -> None:
     assert 0.5 < time.monotonic() - begin < 3
 
 
-@pytest.mark.ranks(2, init=False, env={"RONDE_START_TIMEOUT": "soon"})
-def test_start_limit_must_be_a_number() -> None:
-    with pytest.raises(ValueError, match="RONDE_START_TIMEOUT.*soon"):
-        ronde.init()
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", "-5"])
+@pytest.mark.ranks(2, init=False)
+def test_start_limit_must_be_a_number(value: str) -> None:
+    os.environ["RONDE_START_TIMEOUT"] = value
+    try:
+        with pytest.raises(ValueError, match=f"RONDE_START_TIMEOUT: '{value}' is not a number from 0"):
+            ronde.init()
+    finally:
+        del os.environ["RONDE_START_TIMEOUT"]
 
 
 def test_alone_and_without_shutdown() -> None:
@@ -222,8 +227,10 @@ def test_leaving_right_after_an_operation(size: int) -> None:
     ("variables", "text"),
     [
         ({"RONDE_SIZE": "3", "RONDE_RANK": "1"}, "RONDE_SIZE=3.*RONDE_STORE"),
-        ({"RONDE_SIZE": "3", "RONDE_RANK": "-3", "RONDE_STORE": "unix:/nowhere"}, "rank -3 of 3"),
-        ({"RONDE_SIZE": "3", "RONDE_RANK": "3", "RONDE_STORE": "unix:/nowhere"}, "rank 3 of 3"),
+        ({"RONDE_RANK": "1"}, "RONDE_RANK=1.*RONDE_STORE"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "-3", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK=-3.*no rank -3 of 3"),
+        ({"RONDE_SIZE": "3", "RONDE_RANK": "3", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK=3.*no rank 3 of 3"),
+        ({"RONDE_SIZE": "0", "RONDE_RANK": "0", "RONDE_STORE": "unix:/nowhere"}, "RONDE_SIZE=0"),
         ({"RONDE_SIZE": "3", "RONDE_RANK": "x", "RONDE_STORE": "unix:/nowhere"}, "RONDE_RANK='x'"),
     ],
 )

@@ -25,7 +25,7 @@ from ronde.launcher.options import option_value, read_config, worker_environment
     ],
 )
 def test_values(kind: str, scale: float, text: str, value: str) -> None:
-    assert option_value(kind, scale, "--x", text) == value
+    assert option_value(kind, "0", scale, "--x", text) == value
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,24 @@ def test_values(kind: str, scale: float, text: str, value: str) -> None:
 )
 def test_bad_values_are_refused_with_the_flag(kind: str, text: str) -> None:
     with pytest.raises(LaunchError, match="--some-flag must be .*, not"):
-        option_value(kind, 1, "--some-flag", text)
+        option_value(kind, "0", 1, "--some-flag", text)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("Int", "-1"), ("Double", "-0.5")])
+def test_values_below_zero_are_for_options_that_may_be_unset(kind: str, text: str) -> None:
+    assert float(option_value(kind, "-1", 1, "--some-flag", text)) == float(text)
+    with pytest.raises(LaunchError, match=f"--some-flag must not be negative, but is '{text}'"):
+        option_value(kind, "0", 1, "--some-flag", text)
+
+
+@pytest.mark.parametrize("value", ["-5", "nan", "inf", "soon"])
+def test_a_start_timeout_that_is_none_is_refused_by_name(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import ronde
+
+    assert main(["-np", "1", "--start-timeout", value, "true"]) == 2
+    assert "ronderun: --start-timeout must" in capsys.readouterr().err
+    with pytest.raises(LaunchError, match="start_timeout must"):
+        ronde.run(print, np=1, start_timeout=value)  # type: ignore[arg-type]
 
 
 def test_every_option_of_the_table_has_its_flag() -> None:
@@ -102,6 +119,7 @@ def test_config_keys_in_long_and_short_form(tmp_path: Path) -> None:
         ("no_section: {a: 1}", "no_section"),
         ("params: 3", "'params'"),
         ("params: {cycle_time_ms: fast}", "cycle_time_ms must be a number, not 'fast'"),
+        ("params: {start_timeout: -5}", "start_timeout must not be negative"),
         ("params: {cycle_time_ms: [1, 2]}", "cycle_time_ms"),
         ("params: {cycle_time_ms: }", "cycle_time_ms"),
         ("stall_check: {enabled: perhaps}", "enabled must be true or false"),
