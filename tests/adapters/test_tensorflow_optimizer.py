@@ -1,6 +1,7 @@
 """Distributed optimizers and gradient tapes of TensorFlow, against one process on the joined batch."""
 
-from typing import Any, Callable
+import contextlib
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
@@ -425,6 +426,21 @@ def test_sync_batch_normalization_counts_by_mask_and_saves() -> None:
         hvd.SyncBatchNormalization(synchronized=True)
 
 
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Keras in float64: for its layers the global policy, which keeps what an earlier test made of floatx, and floatx
+    for optimizers and fit's data."""
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
 def keras_model() -> Any:
     import keras
 
@@ -462,8 +478,7 @@ def test_keras_optimizers_equal_one_process(kind: str, mode: str) -> None:
 
     import ronde.tensorflow as hvd
 
-    keras.backend.set_floatx("float64")
-    try:
+    with double_precision():
         options = {"learning_rate": 0.05, "clipnorm": 0.5}
         make = getattr(keras.optimizers, kind)
         original = make(**options)
@@ -475,8 +490,6 @@ def test_keras_optimizers_equal_one_process(kind: str, mode: str) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-6)
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedOptimizer(optimizer)
-    finally:
-        keras.backend.set_floatx("float32")
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
@@ -486,8 +499,7 @@ def test_keras_optimizers_accumulate(mode: str) -> None:
 
     import ronde.tensorflow as hvd
 
-    keras.backend.set_floatx("float64")
-    try:
+    with double_precision():
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
         got = keras_training(mode, optimizer, [data(hvd.rank(), step) for step in range(5)])  # the fifth stays here
         assert int(optimizer.iterations) == 2
@@ -502,5 +514,3 @@ def test_keras_optimizers_accumulate(mode: str) -> None:
                 variable.assign_sub(0.05 * grad)
         for one, other in zip(got, model.get_weights()):
             np.testing.assert_allclose(one, other, rtol=1e-6)
-    finally:
-        keras.backend.set_floatx("float32")
