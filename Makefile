@@ -48,7 +48,7 @@ lint: $(VENV)/.lint
 sanitize: $(VENV)/.test
 	tools/need.sh g++ cmake ninja gtest
 	for kind in address,undefined thread; do \
-	  cmake -S . -B build/$$kind -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRONDE_BUILD_TESTS=ON -DRONDE_BUILD_PYTHON=OFF \
+	  cmake -S . -B build/$$kind -G Ninja -DCMAKE_BUILD_TYPE=Sanitize -DRONDE_BUILD_TESTS=ON -DRONDE_BUILD_PYTHON=OFF \
 	    -DRONDE_SANITIZE=$$kind >build/$$kind.log 2>&1 || { cat build/$$kind.log; exit 1; }; \
 	  cmake --build build/$$kind -j $(JOBS) && ctest --test-dir build/$$kind --output-on-failure || exit 1; \
 	done
