@@ -27,8 +27,12 @@ from ronde.launcher.processes import become_subreaper, descendants, die_with_par
 # After the first failure: how long survivors may take to raise and leave by themselves, and how long TERM may take.
 SURVIVOR_SECONDS = 2.0
 GRACE_SECONDS = 5.0
-# A line of ronde's log that says nothing of a failure, see core/base/log.cc.
-_LOG_LINE = re.compile(rb"\s*\[ronde\b[^]]* (trace|debug|info|warning)\] ")
+# Lines that say nothing of a failure: of ronde's log (core/base/log.cc) and of TensorFlow's.
+_LOG_LINE = re.compile(
+    rb"\s*(\[ronde\b[^]]* (trace|debug|info|warning)\] "
+    rb"|[IW]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IW] "
+    rb"|WARNING: All log messages before absl|To enable the following instructions)"
+)
 _ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning: .*rror)\b|\berror\b", re.IGNORECASE)
 
 
@@ -218,8 +222,11 @@ class Agent:
     def last_error(self, worker: Worker) -> str:
         tail = [] if _LOG_LINE.match(worker.tail) else [worker.tail]
         lines = [line.decode(errors="replace").strip() for line in (*worker.errors, *tail) if line.strip()]
-        for line in reversed(lines):
+        for number, line in reversed(list(enumerate(lines))):
             if _ERROR_LINE.search(line) and not line.startswith("[ronde"):
+                if line.endswith("Graph execution error:"):  # TensorFlow: what happened comes before a node in brackets
+                    after = lines[number + 1 :]
+                    line += next((f" {text}" for text, node in zip(after, after[1:]) if node.startswith("[[")), "")
                 return line[:500]
         return lines[-1][:500] if lines else ""
 

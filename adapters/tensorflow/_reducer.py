@@ -7,7 +7,7 @@ import tensorflow as tf
 from ronde._gradient_options import GradientOptions
 from ronde._gradient_reducer import GradientReducer
 from ronde.tensorflow import _sparse
-from ronde.tensorflow._names import node_name
+from ronde.tensorflow._names import base_name
 from ronde.tensorflow.mpi_ops import allreduce, grouped_allreduce
 
 Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
@@ -42,7 +42,7 @@ class TensorFlowReducer(GradientReducer):
         return variable.ref() if hasattr(variable, "ref") else id(variable)
 
     def prefix(self, variables: Sequence[Variable]) -> Optional[str]:
-        return None if tf.executing_eagerly() else node_name("gradient")
+        return None if tf.executing_eagerly() else base_name("gradient")
 
     def in_one_group(self) -> bool:
         return bool(tf.executing_eagerly())

@@ -1,6 +1,7 @@
 """One way to every op: `run` makes a node of a graph, or runs the op at once in eager mode."""
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -9,12 +10,16 @@ from ronde import _core, exceptions
 from ronde._core import ArgumentError
 from ronde._frontend import dtype_number
 from ronde.tensorflow._library import ops
-from ronde.tensorflow._names import node_name, unique_name
+from ronde.tensorflow._names import base_name, unique_name
 
 Tensor = Any
 
 _OPS = {kind: getattr(ops, f"ronde_{kind}") for kind in _core.OPS if hasattr(ops, f"ronde_{kind}")}
 _NUMBERS: dict[Any, int] = {}  # dtypes seen so far
+
+# The last barrier or join in the graph of a function: it comes after all that is above it in the program, and what is
+# below comes after it.
+_dividers: "weakref.WeakKeyDictionary[Any, list[Any]]" = weakref.WeakKeyDictionary()
 
 # What SetStatus of ops.cc writes, and what TensorFlow adds behind.
 _MESSAGE = re.compile(r"ronde (\w+Error): (.*?)(?:\n| \[Op:|$)")
@@ -40,17 +45,48 @@ def run(
     if tensors:
         arguments.update(tensors=tensors, dtypes=[_number(tensor.dtype) for tensor in tensors])
     if kind == "alltoall":
-        arguments["splits"] = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
+        arguments["splits"] = tf.zeros([0], tf.int64) if splits is None else _as_splits(splits)
     op = _OPS[kind]
     if tf.executing_eagerly():
         return _flat(_translating(op, tensor_name=name or "", **arguments))
-    results = op(tensor_name=node_name(kind) if name is None else unique_name(name), **arguments)
+    graph = tf.compat.v1.get_default_graph()
+    manager = getattr(graph, "experimental_acd_manager", None)
+    divides = manager is not None and kind in ("barrier", "join")
+    before = (
+        [each for each in graph.get_operations() if each.op_def.is_stateful] if divides else _dividers.get(graph, [])
+    )
+    _one_pass_at_a_time(graph)
+    with tf.control_dependencies(before):
+        results = op(tensor_name=unique_name(base_name(kind) if name is None else name), **arguments)
     node = results if isinstance(results, tf.Operation) else _flat(results)[0].op
-    # Inside tf.function the op runs also when nobody uses its result, in no order with others: it must not wait for them.
-    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
-    if manager is not None:
+    if divides:
+        _dividers[graph] = [node]
+    elif manager is not None:
+        # It runs also when nobody uses its result, in no order with others: it must not wait for them.
         manager.run_independently(node)
+    elif hasattr(graph, "control_outputs"):  # a branch or loop in a TF 1 graph: a pass ends when this has ended
+        graph.control_outputs.append(node)
     return [node] if kind == "barrier" else _flat(results)
+
+
+def _one_pass_at_a_time(graph: Any) -> None:
+    """Passes of TF 1's loops run side by side, in an order of their own on each rank; those of tf.function do not."""
+    context = graph._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext():
+            context._parallel_iterations = 1
+            frame = context.name.encode()
+            for op in graph.get_operations():
+                if op.type == "Enter" and op.get_attr("frame_name") == frame:
+                    op._set_attr("parallel_iterations", tf.compat.v1.AttrValue(i=1))
+        context = context.outer_context
+
+
+def _as_splits(splits: Any) -> Tensor:
+    given = tf.convert_to_tensor(splits)
+    if not given.dtype.is_integer or given.shape.rank not in (None, 1):
+        raise ArgumentError(f"alltoall: splits must be a vector of whole numbers, not {given.dtype.name} {given.shape}")
+    return tf.cast(given, tf.int64)
 
 
 def topology(field: str, name: Optional[str]) -> Tensor:

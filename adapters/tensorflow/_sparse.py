@@ -13,7 +13,7 @@ from ronde._core import ArgumentError
 from ronde.basics import Average, Sum
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, set_id
-from ronde.tensorflow._names import node_name
+from ronde.tensorflow._names import base_name
 from ronde.tensorflow._run import run
 
 Tensor = Any
@@ -34,15 +34,15 @@ def allreduce(
     if op == Average:
         factor /= process_set.size()
     if name is None and not tf.executing_eagerly():
-        name = node_name("allreduce")
-    values, indices = _merge(slices.values, slices.indices)
+        name = base_name("allreduce")
+    values, indices = _merge(slices.values, slices.indices, 1.0)
     # Under the plain name, so that a rank with a dense tensor of this name gets an error instead of a stall.
     (all_indices,) = run("allgather", [indices], name, number)
     sent, context = compression.compress(values)
 
     def gathered() -> tuple[Tensor, Tensor]:
         (all_values,) = run("allgather", [sent], name and f"{name}.values", number)
-        return _merge(compression.decompress(all_values, context), all_indices)
+        return _merge(compression.decompress(all_values, context), all_indices, factor)
 
     if slices.dense_shape is None:
         total, rows = gathered()
@@ -51,23 +51,29 @@ def allreduce(
 
         def dense() -> tuple[Tensor, Tensor]:
             own = tf.scatter_nd(tf.cast(indices, tf.int64)[:, None], sent, shape)
-            (total,) = run("allreduce", [own], name and f"{name}.dense", number, reduction=Sum)
+            whole = sent.dtype.is_integer
+            (total,) = run(
+                "allreduce", [own], name and f"{name}.dense", number, reduction=Sum, postscale=1.0 if whole else factor
+            )
             rows = _distinct(all_indices)
-            return compression.decompress(tf.gather(total, rows), context), rows
+            total = compression.decompress(tf.gather(total, rows), context)
+            return scale(total, factor) if whole else total, rows
 
         elements = tf.cast(tf.size(all_indices), tf.int64) * tf.reduce_prod(shape[1:])
         # A dense allreduce sends each element twice.
-        total, rows = tf.cond(elements < 2 * tf.reduce_prod(shape), gathered, dense)
-        total.set_shape([None, *values.shape[1:]])
-    return scale(tf.IndexedSlices(total, rows, slices.dense_shape), factor)
+        total, rows = tf.cond(elements <= 2 * tf.reduce_prod(shape), gathered, dense)
+        if values.shape.rank is not None:
+            total.set_shape([None, *values.shape[1:]])
+    return tf.IndexedSlices(total, rows, slices.dense_shape)
 
 
-def _merge(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of rows with equal indices, in ascending order of these. 16-bit values are added in float32."""
+def _merge(values: Tensor, indices: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """The sums of rows with equal indices times the factor, in ascending order of these. 16-bit values are added, and
+    multiplied, in float32."""
     rows = _distinct(indices)
     exact = tf.float32 if values.dtype.is_floating and values.dtype.size == 2 else values.dtype
     sums = tf.math.unsorted_segment_sum(tf.cast(values, exact), tf.searchsorted(rows, indices), tf.size(rows))
-    return tf.cast(sums, values.dtype), rows
+    return tf.cast(scale(sums, factor), values.dtype), rows
 
 
 def _distinct(indices: Tensor) -> Tensor:

@@ -17,14 +17,33 @@ class _Distributed:
     """What the dynamic subclass adds to the tape's class."""
 
     _reducer: TensorFlowReducer
+    _in_jacobian = False
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable stays on this rank."""
         self._reducer.register_local(source)
 
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """As the tape's own, with the gradients of all ranks."""
-        grads = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
+        grads = super().gradient(target, sources, *args, **kwargs)  # type: ignore[misc]
+        return grads if self._in_jacobian else self._reduced(grads, sources)
+
+    def jacobian(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the tape's own, with the Jacobians of all ranks: targets must have one shape."""
+        return self._reduced(self._jacobian_here(super().jacobian, target, sources, args, kwargs), sources)  # type: ignore[misc]
+
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """The tape's own: one Jacobian for each example of this rank, and nothing of other ranks."""
+        return self._jacobian_here(super().batch_jacobian, target, source, args, kwargs)  # type: ignore[misc]
+
+    def _jacobian_here(self, compute: Any, target: Any, sources: Any, args: Any, kwargs: Any) -> Any:
+        self._in_jacobian = True  # TensorFlow calls gradient(), in a loop whose passes run side by side
+        try:
+            return compute(target, sources, *args, **kwargs)
+        finally:
+            self._in_jacobian = False
+
+    def _reduced(self, grads: Any, sources: Any) -> Any:
         flat = self._reducer.reduce(_flat(grads), _flat(sources))
         return tf.nest.pack_sequence_as(sources, flat, expand_composites=False)
 

@@ -300,6 +300,7 @@ void Submit(Call* call) {
   request.root_rank = kernel.root_rank;
   request.process_set = static_cast<uint32_t>(kernel.process_set);
   request.device = -1;
+  request.flags = RONDE_CALLER_WAITS;
   request.prescale_factor = kernel.prescale;
   request.postscale_factor = kernel.postscale;
   request.name = kernel.name.empty() ? nullptr : kernel.name.c_str();

@@ -41,7 +41,7 @@ class _Distributed:
 
         if self._accumulation is None:
             return list(zip(reduce(grads), variables))
-        grads, self._is_last = self._accumulation.add(grads, reduce)
+        grads, self._is_last = self._accumulation.add(grads, variables, reduce)
         return list(zip(grads, variables))
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
@@ -52,6 +52,8 @@ class _Distributed:
         if self._is_last is None:
             raise ValueError("backward_passes_per_step: apply_gradients() needs what compute_gradients() returns")
         pairs = list(grads_and_vars)
+        with tf.init_scope():  # outside of the branch below, whose name would be a part of theirs in checkpoints
+            self._create_slots([variable for grad, variable in pairs if grad is not None])  # type: ignore[attr-defined]
 
         def step() -> Any:
             done = apply(pairs, *args, **kwargs)

@@ -127,6 +127,7 @@ Result ReadRequest(const ronde_request& in, Request* out) {
   out->root = in.root_rank;
   out->set = in.process_set;
   out->device = in.device;
+  out->caller_waits = (in.flags & RONDE_CALLER_WAITS) != 0;
   out->name = Text(in.name);
   out->splits.assign(in.splits, in.splits + in.num_splits);
   out->ranks.assign(in.ranks, in.ranks + in.num_ranks);

@@ -195,11 +195,20 @@ class EngineImpl final : public Engine {
     if (asleep_.load()) mailbox_->Ring();
   }
 
+  // For who has the turn to drive.
   BlockedReport Blocked() {
-    std::lock_guard lock(blocked_mutex_);
-    for (Operation* operation : blocked_) {
-      if (!operation->done()) return {true, "waiting in " + Describe(operation->request())};
+    {
+      std::lock_guard lock(blocked_mutex_);
+      for (Operation* operation : blocked_) {
+        if (!operation->done()) return {true, "waiting in " + Describe(operation->request())};
+      }
     }
+    auto oldest = tickets_.end();
+    for (auto each = tickets_.begin(); each != tickets_.end(); ++each) {
+      if (!each->second->request().caller_waits || each->second->done()) continue;
+      if (oldest == tickets_.end() || each->first < oldest->first) oldest = each;
+    }
+    if (oldest != tickets_.end()) return {true, "waiting in " + Describe(oldest->second->request())};
     return {false, "not inside ronde"};
   }
 

@@ -37,6 +37,7 @@ struct Request {
   std::vector<TensorRequest> tensors;
   std::vector<std::int64_t> splits;  // alltoall: rows to each member, tensor after tensor; empty: even
   std::vector<int> ranks;            // AddProcessSet, RemoveProcessSet
+  bool caller_waits = false;         // though not in Wait: see RONDE_CALLER_WAITS
   std::function<void*(std::uint32_t tensor, const Shape& shape)> allocate;
   std::function<void(const Result&)> done;
 };

@@ -38,24 +38,28 @@ class GradientReducer(ABC):
         if not self.options.process_set.included() or self.options.process_set.size() == 1:
             return results  # of one rank: all that the options say comes to nothing
         prefix = self.prefix(variables)
-        dense = []
+        numbers: dict[int, int] = {}  # by place; of the sent ones only: a rank may know of variables that no loss uses
+        dense, sparse = [], []
         for place, (grad, variable) in enumerate(zip(grads, variables)):
             if grad is None:
                 continue
             if self.is_local(variable):
                 results[place] = self.scaled(grad, 1 / self.options.process_set.size()) if self._scale_local else grad
-            elif self.is_sparse(grad):
-                results[place] = self.reduce_sparse(grad, prefix and f"{prefix}.{place}")
-            else:
-                dense.append(place)
+                continue
+            numbers[place] = len(numbers)
+            (sparse if self.is_sparse(grad) else dense).append(place)
         groups = self._groups(dense, variables)
-        names = [f"{group[0]}" if len(group) == 1 else f"group.{number}" for number, group in enumerate(groups)]
+        names = [
+            f"{numbers[group[0]]}" if len(group) == 1 else f"group.{number}" for number, group in enumerate(groups)
+        ]
         sent = self.reduce_groups(
             [[grads[place] for place in group] for group in groups], [prefix and f"{prefix}.{name}" for name in names]
         )
         for group, values in zip(groups, sent):
             for place, value in zip(group, values):
                 results[place] = value
+        for place in sparse:  # after the others: a rank to which one of them is dense has another group, an error
+            results[place] = self.reduce_sparse(grads[place], prefix and f"{prefix}.{numbers[place]}")
         return results
 
     def _groups(self, places: list[int], variables: Sequence[Variable]) -> list[list[int]]:

@@ -200,9 +200,15 @@ def _end(failure: Optional[str]) -> None:
 
 
 def _describe(type_: type, value: object) -> str:
-    """One line about an exception, for the other ranks' errors."""
-    lines = str(value).strip().splitlines()
-    return (f"{type_.__name__}: {lines[0]}" if lines else type_.__name__)[:500]
+    """One line about an exception, for the other ranks' errors.
+
+    TensorFlow's start with a heading ("Graph execution error:"); what happened comes before a node in brackets, or last.
+    """
+    lines = [line.strip() for line in str(value).splitlines() if line.strip()]
+    line = lines[0] if lines else ""
+    if line.endswith(":"):
+        line = next((text for text, after in zip(lines, lines[1:]) if after.startswith("[[")), lines[-1])
+    return (f"{type_.__name__}: {line}" if line else type_.__name__)[:500]
 
 
 def _install_hooks() -> None:

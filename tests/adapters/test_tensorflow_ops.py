@@ -2,12 +2,14 @@
 
 import threading
 import time
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
 
 MODES = ["eager", "function", "session"]
 
@@ -476,3 +478,161 @@ def test_module_paths() -> None:
     assert hvd.init is ronde.init and hvd.Sum == ronde.Sum and mpi_ops.rank is ronde.rank
     for name in hvd.__all__:
         assert hasattr(hvd, name), name
+
+
+# ---- Order and names inside graphs ----
+
+
+@pytest.mark.ranks(2)
+def test_barrier_in_a_function_divides_it(tmp_path: Path) -> None:
+    import ronde.tensorflow as hvd
+
+    file = tmp_path / "written"
+
+    def write() -> np.int32:
+        if hvd.rank() == 0:
+            time.sleep(0.5)
+            file.touch()
+        return np.int32(0)
+
+    @tf.function
+    def step() -> Any:
+        tf.numpy_function(write, [], tf.int32)
+        hvd.barrier()
+        return tf.numpy_function(lambda: np.int32(file.exists()), [], tf.int32)
+
+    assert int(step()) == 1
+
+
+@pytest.mark.ranks(2)
+def test_join_in_a_function_comes_after_what_is_above_it() -> None:
+    import ronde.tensorflow as hvd
+
+    count = 3 + 3 * hvd.rank()
+
+    @tf.function
+    def epoch() -> Any:
+        total = tf.constant(0.0)
+        for number in tf.data.Dataset.range(count):
+            total += hvd.allreduce(tf.cast(number, tf.float32) + 1.0, op=hvd.Sum)
+        return total, hvd.join()
+
+    total, last = epoch()
+    assert (float(total), int(last)) == (12.0 if hvd.rank() == 0 else 27.0, 1)
+
+
+@pytest.mark.parametrize("control_flow", [1, 2])
+@pytest.mark.ranks(2)
+def test_passes_of_a_loop_in_a_tf1_graph_meet_in_order(control_flow: int) -> None:
+    """They would run side by side, here the first ones of rank 0 last."""
+    import ronde.tensorflow as hvd
+
+    rank = hvd.rank()
+
+    def slowly(number: Any) -> np.float32:
+        time.sleep([0.02, 0.2, 0.4][int(number) if rank else 2 - int(number)])
+        return np.float32(number + 100 * rank)
+
+    def body(number: Any) -> Any:
+        value = tf.numpy_function(slowly, [number], tf.float32, stateful=False)
+        value.set_shape([])
+        return hvd.allreduce(value, op=hvd.Sum)
+
+    (v1.disable_control_flow_v2 if control_flow == 1 else v1.enable_control_flow_v2)()
+    try:
+        with tf.Graph().as_default(), v1.Session() as session:
+            sums = tf.map_fn(body, tf.range(3), fn_output_signature=tf.float32, parallel_iterations=10)
+            for _ in range(2):
+                assert session.run(sums).tolist() == [100, 102, 104]
+    finally:
+        v1.enable_control_flow_v2()
+
+
+@pytest.mark.parametrize("where", ["function", "cond", "while", "recompute"])
+@pytest.mark.ranks(2)
+def test_names_in_gradients_do_not_depend_on_what_else_a_rank_has_traced(where: str) -> None:
+    import ronde.tensorflow as hvd
+
+    for _ in range(3 * hvd.rank()):
+
+        @tf.function
+        def other(x: Any) -> Any:
+            return tf.cond(
+                tf.reduce_sum(x) > 0, lambda: x * 2, lambda: tf.while_loop(lambda y: y < 3.0, lambda y: y + 1.0, [x])[0]
+            )
+
+        x = tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = other(x)
+        tape.gradient(value, x)
+
+    @tf.custom_gradient
+    def summed_backward(x: Any) -> Any:
+        return tf.identity(x), lambda upstream: hvd.allreduce(upstream, op=hvd.Sum)
+
+    @tf.function
+    def call(x: Any) -> Any:
+        if where == "cond":
+            return tf.cond(x > 0, lambda: summed_backward(x), lambda: x)
+        if where == "while":
+            for _ in tf.range(1):
+                x = summed_backward(x)
+            return x
+        if where == "recompute":
+            return tf.recompute_grad(lambda y: summed_backward(y) * 1.0)(x)
+        return summed_backward(x)
+
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = call(x) * (hvd.rank() + 1.0)
+    assert float(tape.gradient(value, x)) == 3.0
+
+
+@pytest.mark.ranks(2)
+def test_a_dense_tensor_that_meets_slices_in_a_function_is_an_error() -> None:
+    import ronde.tensorflow as hvd
+
+    @tf.function
+    def call() -> Any:
+        dense = tf.ones([4, 2])
+        return hvd.allreduce(
+            dense if hvd.rank() else tf.IndexedSlices(dense[:1], tf.constant([0]), tf.constant([4, 2]))
+        )
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="allgather on rank 0; allreduce on rank 1"):
+        call()
+
+
+@pytest.mark.parametrize("size", [3, 300])
+@pytest.mark.ranks(2)
+def test_slices_in_16_bits_do_not_overflow_where_the_mean_does_not(size: int) -> None:
+    """Gathered (of a large tensor) and dense (of a small one)."""
+    import ronde.tensorflow as hvd
+
+    def reduce(dtype: Any, **options: Any) -> list[float]:
+        slices = tf.IndexedSlices(tf.cast([[40000.0], [8.0]], dtype), [1, 0], [size, 1])
+        return tf.cast(hvd.allreduce(slices, **options).values, tf.float32).numpy().ravel().tolist()
+
+    assert reduce(tf.float16) == [8, 40000]
+    assert reduce(tf.float32, compression=hvd.Compression.fp16) == [8, 40000]
+    assert reduce(tf.float16, op=hvd.Sum, prescale_factor=0.25) == [4, 20000]
+
+
+@pytest.mark.ranks(2)
+def test_slices_without_columns() -> None:
+    import ronde.tensorflow as hvd
+
+    rows = [1, 2][: hvd.rank() + 1]
+    got = hvd.allreduce(tf.IndexedSlices(tf.zeros([len(rows), 0]), rows, [5, 0]))
+    assert got.values.shape == (2, 0) and got.indices.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.ranks(2)
+def test_splits_must_be_a_vector_of_whole_numbers() -> None:
+    import ronde.tensorflow as hvd
+
+    for splits in ([[1], [1]], [1.0, 1.0]):
+        with pytest.raises(hvd.ArgumentError, match="splits must be a vector of whole numbers"):
+            hvd.alltoall(tf.ones([2]), splits)

@@ -1,5 +1,6 @@
 """Distributed optimizers and gradient tapes of TensorFlow, against one process on the joined batch."""
 
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -499,3 +500,99 @@ def test_keras_optimizers_accumulate(mode: str) -> None:
                 variable.assign_sub(0.05 * grad)
         for one, other in zip(got, model.get_weights()):
             np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+# ---- One optimizer, several losses; variables that no loss uses; Jacobians ----
+
+
+@pytest.mark.ranks(2)
+def test_passes_of_two_losses_are_counted_and_summed_by_themselves() -> None:
+    import ronde.tensorflow as hvd
+
+    scale = hvd.rank() + 1.0
+    a, b = tf.Variable([0.0]), tf.Variable([0.0, 0.0])
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    for number in range(4):
+        factor = scale * (number + 1)
+        optimizer.minimize(lambda: tf.reduce_sum(a) * factor, var_list=[a])  # noqa: B023
+        optimizer.minimize(lambda: tf.reduce_sum(b) * factor * 10, var_list=[b])  # noqa: B023
+    assert a.numpy().tolist() == [-15.0] and b.numpy().tolist() == [-150.0, -150.0]
+
+
+@pytest.mark.ranks(2)
+def test_a_pass_without_a_gradient_adds_nothing() -> None:
+    import ronde.tensorflow as hvd
+
+    scale = hvd.rank() + 1.0
+    a, b = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    optimizer.minimize(lambda: tf.reduce_sum(a) * scale, var_list=[a, b])
+    optimizer.minimize(lambda: tf.reduce_sum(b) * scale * 10, var_list=[a, b])
+    assert a.numpy().tolist() == [-1.5] and b.numpy().tolist() == [-15.0]
+
+
+@pytest.mark.ranks(2)
+def test_variables_that_no_loss_uses_shift_no_names() -> None:
+    """K6 in one TF 1 graph: rank 1 has built a copy of the model before."""
+    import ronde.tensorflow as hvd
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        for _ in range(hvd.rank()):
+            v1.get_variable("copy/a", initializer=[1.0])
+        a, b = v1.get_variable("a", initializer=[1.0]), v1.get_variable("b", initializer=[1.0])
+        value = (tf.reduce_sum(a) + 10 * tf.reduce_sum(b)) * (hvd.rank() + 1.0)
+        step = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0)).minimize(value)
+        session.run(v1.global_variables_initializer())
+        session.run(step)
+        assert [each.tolist() for each in session.run([a, b])] == [[-0.5], [-14.0]]
+
+
+@pytest.mark.ranks(2)
+def test_passes_leave_the_names_of_slots_alone(tmp_path: Path) -> None:
+    import ronde.tensorflow as hvd
+
+    def names(passes: int) -> list[str]:
+        with tf.Graph().as_default(), v1.Session():
+            a = v1.get_variable("a", initializer=[1.0])
+            optimizer = hvd.DistributedOptimizer(v1.train.AdamOptimizer(), backward_passes_per_step=passes)
+            optimizer.minimize(tf.reduce_sum(a))
+            return sorted(variable.name for variable in v1.global_variables())
+
+    v1.disable_control_flow_v2()
+    try:
+        assert names(2) == names(1)
+    finally:
+        v1.enable_control_flow_v2()
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.ranks(2)
+def test_jacobians(mode: str) -> None:
+    import ronde.tensorflow as hvd
+
+    weight = tf.Variable([1.0, 2.0])
+    x = tf.constant([[1.0, 3.0], [5.0, 7.0]]) * (hvd.rank() + 1.0)
+
+    def compute() -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            value = tf.linalg.matvec(x, weight)
+            square = x * weight * x
+            tape.watch(x)
+        tape = hvd.DistributedGradientTape(tape)
+        return tape.jacobian(value, weight), tape.gradient(square, weight, None, tf.UnconnectedGradients.ZERO)
+
+    jacobian, grad = (tf.function(compute) if mode == "function" else compute)()
+    np.testing.assert_allclose(jacobian, np.array([[1.0, 3.0], [5.0, 7.0]]) * 1.5)
+    np.testing.assert_allclose(grad, np.array([26.0, 58.0]) * 2.5)
+
+
+@pytest.mark.ranks(2)
+def test_a_sparse_gradient_that_is_dense_elsewhere_is_an_error() -> None:
+    import ronde.tensorflow as hvd
+
+    table, weight = tf.Variable(tf.ones([4, 2])), tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        used = table * 2.0 if hvd.rank() else tf.gather(table, [1])
+        value = tf.reduce_sum(used) * weight
+    with pytest.raises(hvd.MismatchError, match="number of tensors: 1 on rank 0; 2 on rank 1"):
+        hvd.DistributedGradientTape(tape).gradient(value, [table, weight])

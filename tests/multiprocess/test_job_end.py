@@ -236,8 +236,15 @@ def test_a_rank_that_vanishes_with_code_0_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("before", ["too bad", ""])
-def test_warnings_in_the_log_are_not_quoted_as_the_last_error(before: str) -> None:
-    warning = "[ronde 2026-01-31 12:00:00.123456 rank 0 warning] an error may follow: PeerLostError"
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "[ronde 2026-01-31 12:00:00.123456 rank 0 warning] an error may follow: PeerLostError",
+        "I0000 00:00:1796274808.583474    7749 port.cc:153] oneDNN: you may see an error",
+        "2026-01-31 12:00:00.123456: W tensorflow/core/x.cc:153] Error: not so bad",
+    ],
+)
+def test_warnings_in_logs_are_not_quoted_as_the_last_error(before: str, warning: str) -> None:
     code = (
         f"import sys; print({before!r}, file=sys.stderr)\n"
         f"for _ in range(50): print({warning!r}, file=sys.stderr)\n"

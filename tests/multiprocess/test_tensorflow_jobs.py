@@ -97,3 +97,33 @@ def test_a_restarted_job_goes_on_from_the_checkpoint_of_rank_0(tmp_path: Path) -
     assert steps[0] == 11 and steps[-1] == 20, second.stdout
     restored = {text for text in re.findall(r"r (\[.*\])", first.stdout + second.stdout)}
     assert len(restored) == 1  # of the first run's rank 0, ever after
+
+
+def test_ranks_that_wait_for_each_other_inside_tensorflow_are_reported_as_waiting() -> None:
+    code = (
+        "import tensorflow as tf, ronde.tensorflow as hvd\n"
+        "hvd.init()\n"
+        "if hvd.rank() == 0: hvd.allreduce(tf.ones(1), name='a')\n"
+        "else: tf.function(lambda: hvd.broadcast(tf.ones(1), 0, name='b'))()\n"
+    )
+    limits = ("--stall-check-warning-time-seconds", "1", "--stall-check-shutdown-time-seconds", "3")
+    result = run("-np", "2", *limits, *python(code), env=QUIET, timeout=60)
+    assert re.search(r"missing: rank 0 \(host \S+: waiting in allreduce 'a'\)", result.stderr), result.stderr
+    assert re.search(r"missing: rank 1 \(host \S+: waiting in broadcast 'b'\)", result.stderr), result.stderr
+
+
+def test_errors_of_a_graph_reach_the_others_and_the_launcher() -> None:
+    code = (
+        "import tensorflow as tf, ronde.tensorflow as hvd\n"
+        "hvd.init()\n"
+        "v1 = tf.compat.v1\n"
+        "with tf.Graph().as_default(), v1.Session() as session:\n"
+        "    x = v1.placeholder(tf.float32)\n"
+        "    checked = tf.debugging.check_numerics(x, 'bad number')\n"
+        "    if hvd.rank() == 1: session.run(checked, {x: float('nan')})\n"
+        "    session.run(hvd.allreduce(checked), {x: 1.0})\n"
+    )
+    result = run("-np", "2", *python(code), env=QUIET, timeout=60)
+    assert re.search(r"PeerLostError: rank 1 .*bad number", result.stderr), result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("ronderun:")]
+    assert "bad number" in line, line

@@ -118,6 +118,9 @@ typedef struct ronde_tensor {
   const int64_t* shape; /* of the input */
 } ronde_tensor;
 
+/* Flag of a request: its caller can do nothing else until it ends, without standing in ronde_wait. For stall reports. */
+#define RONDE_CALLER_WAITS 1u
+
 typedef struct ronde_request {
   uint32_t struct_size; /* sizeof(ronde_request) */
   int32_t op;           /* wire number */
@@ -134,7 +137,7 @@ typedef struct ronde_request {
   const int64_t* splits; /* rows to each member, tensor after tensor */
   const int32_t* ranks;  /* add_process_set: the members; remove_process_set: the id */
   uint32_t num_ranks;
-  uint32_t reserved;
+  uint32_t flags; /* of RONDE_CALLER_WAITS */
   /* Memory for output `tensor` of this shape, called on an engine thread; NULL: fail the operation. */
   void* (*allocate)(void* context, uint32_t tensor, const int64_t* shape, int32_t ndim);
   /* Called exactly once when the operation ended, on an engine thread or inside ronde_submit; may be NULL. `error` is

@@ -250,7 +250,7 @@ class _Keras2(Distribution):
                 self.optimizer.build(variables)
             else:
                 self.optimizer._create_all_weights(variables)
-        sums, is_last = self._sums.add(grads, lambda each: self.reduce(each, variables))
+        sums, is_last = self._sums.add(grads, variables, lambda each: self.reduce(each, variables))
 
         def step() -> Any:
             self._own_apply_gradients(list(zip(sums, variables)), *args, **kwargs)
