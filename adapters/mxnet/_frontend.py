@@ -101,8 +101,10 @@ class MxnetFrontend(Frontend[NDArray]):
         return "bfloat16" if dtype == _BFLOAT16 else dtype.name
 
     def cast(self, tensor: NDArray, dtype_name: str) -> NDArray:
-        if "bfloat16" in (dtype_name, self.dtype_name(tensor)):
-            return mx.nd.amp_cast(tensor, dtype=_dtype(dtype_name))
+        if dtype_name == "bfloat16":  # oneDNN's, to and from float32 only
+            return mx.nd.amp_cast(tensor.astype("float32"), dtype=_BFLOAT16)
+        if self.dtype_name(tensor) == "bfloat16":
+            tensor = mx.nd.amp_cast(tensor, dtype="float32")
         return tensor.astype(dtype_name)
 
     def differentiable(

@@ -51,7 +51,34 @@ def tensorflow_face() -> Face:
     def read(tensor: Any) -> np.ndarray:
         return tf.cast(tensor, tf.complex128 if tensor.dtype.is_complex else tf.float64).numpy()
 
-    return Face(hvd, DTYPES, make, read, lambda tensor: tensor.dtype.name, has_handles=False)
+    return Face(hvd, DTYPES, make, read, lambda tensor: tensor.dtype.name, has_handles=False, in_place=False)
+
+
+def mxnet_face() -> Face:
+    import mxnet as mx
+
+    import ronde.mxnet as hvd
+
+    mx.util.set_np_shape(True)  # scalars and empty arrays
+    bfloat16 = np.dtype([("bfloat16", np.uint16)])
+
+    def cast(array: Any, dtype: Any) -> Any:  # MXNet has none of scalars and of nothing
+        if array.size == 0:
+            return mx.nd.empty(array.shape, dtype=dtype)
+        return mx.nd.amp_cast(array.reshape((array.size,)), dtype=dtype).reshape(array.shape)
+
+    def make(array: np.ndarray, dtype: str) -> Any:
+        wide = mx.nd.array(array, dtype="float64")
+        return cast(wide.astype("float32"), bfloat16) if dtype == "bfloat16" else wide.astype(dtype)
+
+    def read(array: Any) -> np.ndarray:
+        return (cast(array, "float32") if array.dtype == bfloat16 else array).asnumpy().astype(np.float64)
+
+    def dtype_of(array: Any) -> str:
+        return "bfloat16" if array.dtype == bfloat16 else np.dtype(array.dtype).name
+
+    names = "uint8 int8 int32 int64 float16 bfloat16 float32 float64 bool".split()
+    return Face(hvd, names, make, read, dtype_of, has_handles=False)
 
 
 class InFunctions:
@@ -85,6 +112,7 @@ FACES = {
     "torch": torch_face,
     "tensorflow": tensorflow_face,
     "tensorflow-function": tensorflow_function_face,
+    "mxnet": mxnet_face,
 }
 SUITE = [
     conformance.allreduce,
