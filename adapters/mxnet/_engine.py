@@ -11,6 +11,7 @@ token) that all of them "change", and so follow one another.
 
 import contextlib
 import ctypes
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -132,6 +133,7 @@ def push(
         for address, *_ in rows:
             _LIB.MXNDArrayFree(ctypes.c_void_p(address))
         raise
+    changed = list({_memory_of(array): array for array in changed}.values())  # MXNet stops for ever on one given twice
     handles = (ctypes.c_void_p * len(changed))(*[array.handle for array in changed])
     check_call(
         _LIB.MXEnginePushAsyncND(
@@ -139,6 +141,18 @@ def push(
             None, 0, handles, len(changed), ctypes.byref(_CPU_PRIORITIZED), priority, b"ronde", False,
         )
     )  # fmt: skip
+
+
+def _memory_of(array: NDArray) -> int:
+    """What an array has in common with its views: the first word of MXNet's NDArray points there."""
+    return ctypes.cast(array.handle, ctypes.POINTER(ctypes.c_size_t))[0] if _has_memory_pointer() else id(array)
+
+
+@functools.lru_cache(maxsize=None)
+def _has_memory_pointer() -> bool:
+    one, other = mx.nd.empty((2,)), mx.nd.empty((2,))
+    words = [ctypes.cast(array.handle, ctypes.POINTER(ctypes.c_size_t))[0] for array in (one, one[1:], other)]
+    return words[0] == words[1] != words[2]
 
 
 @before_end
