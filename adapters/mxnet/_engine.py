@@ -12,6 +12,7 @@ token) that all of them "change", and so follow one another.
 import contextlib
 import ctypes
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -29,6 +30,8 @@ from ronde.process_sets import ProcessSet, engine_memory, set_id
 _CPU_PRIORITIZED = ctypes.c_int(3)
 _LEND = ctypes.cast(_LIB.MXNDArrayToDLPack, ctypes.c_void_p).value or 0
 _FREE = ctypes.cast(_LIB.MXNDArrayFree, ctypes.c_void_p).value or 0
+# MXNet's engine for debugging runs everything within the call, and drops the errors of operations.
+_NAIVE = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
 class _Context(ctypes.Structure):
@@ -114,6 +117,11 @@ def push(
 ) -> None:
     """Pushes an operation in place on arrays that are memory. Raises what can be said before it starts."""
     number = set_id(process_set)
+    if _NAIVE:
+        addresses = [frontend.row(array) for array in arrays]
+        rows = [(address, address, dtype, shape) for address, dtype, shape in addresses]
+        _core.submit(_core.OPS[kind], name, rows, arrays, process_set=number, **options).wait()
+        return
     changed = list(arrays)
     if name is None:
         name = unique_name(kind, process_set)
@@ -122,15 +130,15 @@ def push(
         if token is None:
             token = _tokens[number, name] = mx.nd.empty((1,))
         changed.append(token)
-    rows = []
+    lent = []
     for array in arrays:
         handle = ctypes.c_void_p()
         check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(handle)))
-        rows.append((handle.value or 0, frontend.dtype_number(array), array.shape))
+        lent.append((handle.value or 0, frontend.dtype_number(array), array.shape))
     try:
-        start, argument, release = _core.defer(_core.OPS[kind], name, rows, _LEND, _FREE, process_set=number, **options)
+        start, argument, release = _core.defer(_core.OPS[kind], name, lent, _LEND, _FREE, process_set=number, **options)
     except BaseException:
-        for address, *_ in rows:
+        for address, *_ in lent:
             _LIB.MXNDArrayFree(ctypes.c_void_p(address))
         raise
     changed = list({_memory_of(array): array for array in changed}.values())  # MXNet stops for ever on one given twice

@@ -47,14 +47,15 @@ def reduce_gradients(
             totals[place] = reduced.tostype(total.stype)
         else:
             totals[place] = _reduce_rows(options, f"{name}.{place}", total)
-    if dense:
-        before, after = options.scales
-        packed = [options.compression.compress(totals[place]) for place in dense]
-        sent = mpi_ops.grouped_allreduce_(
-            [array for array, _ in packed], None, name, priority, before, after, options.process_set, options.op
-        )
-        for place, array, (_, context) in zip(dense, sent, packed):
-            totals[place] = options.compression.decompress(array, context)
+    if not dense:
+        return totals
+    before, after = options.scales
+    packed = [options.compression.compress(totals[place]) for place in dense]
+    sent = mpi_ops.grouped_allreduce_(
+        [array for array, _ in packed], None, name, priority, before, after, options.process_set, options.op
+    )
+    for place, array, (_, context) in zip(dense, sent, packed):
+        totals[place] = options.compression.decompress(array, context)
     return totals
 
 

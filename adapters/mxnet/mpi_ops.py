@@ -133,8 +133,6 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Sends rows to every member and receives rows from each; with splits, also returns how many came from each."""
-    if isinstance(splits, NDArray):
-        splits = splits.asnumpy()
     return api.alltoall(tensor, splits, name or unique_name("alltoall", process_set), process_set)
 
 
