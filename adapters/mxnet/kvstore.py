@@ -54,6 +54,7 @@ class KVStore(mx.kvstore.KVStoreBase):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """The sum of all ranks' values, in `out` or in the values themselves."""
         keys, values, targets = _lists(key, value, value if out is None else out)
+        values = values if out is None else _copies(values)
         for result, each in zip(self._reduce(keys, values, priority), targets):
             store(result, each)
 
@@ -87,8 +88,7 @@ class KVStore(mx.kvstore.KVStoreBase):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Replaces the keys' values by the sums of all ranks' values. Those given stay as they are."""
         keys, values, _ = _lists(key, value, value)
-        copies = [[first.copy(), *others] for first, *others in values]
-        self._values.update(zip(keys, self._reduce(keys, copies, priority)))
+        self._values.update(zip(keys, self._reduce(keys, _copies(values), priority)))
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copies the keys' values into `out`."""
@@ -148,6 +148,11 @@ def _lists(key: Any, value: Any, out: Any) -> tuple[list[Any], list[Any], list[A
         return [given] if isinstance(given, NDArray) else list(given)
 
     return list(key), [arrays(each) for each in value], [arrays(each) for each in out]
+
+
+def _copies(values: list[list[NDArray]]) -> list[list[NDArray]]:
+    """A reduction writes into the first array of each value."""
+    return [[first.copy(), *others] for first, *others in values]
 
 
 mx.kvstore.KVStoreBase.kv_registry[_NAME] = KVStore

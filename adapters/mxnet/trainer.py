@@ -4,10 +4,12 @@ from typing import Any, Optional
 
 import mxnet as mx
 from ronde._gradient_options import GradientOptions
-from ronde.basics import Average
+from ronde.basics import Average, Max
 from ronde.common.util import split_list
 from ronde.compression import Compressor
+from ronde.mxnet import mpi_ops
 from ronde.mxnet._engine import NDArray
+from ronde.mxnet._gradients import number_of
 from ronde.mxnet.compression import Compression
 from ronde.mxnet.kvstore import KVStore
 from ronde.mxnet.optimizer import is_distributed
@@ -57,21 +59,39 @@ class DistributedTrainer(mx.gluon.Trainer):
             raise ValueError("row_sparse parameters cannot be trained on several ranks: only their gradients may be so")
         # Trainer sorts by name, and gluon's names depend on what else a rank has built; the order of the net does not.
         order = {id(param): place for place, param in enumerate(params.values() if _is_dict(params) else params)}
-        self._places = [order[id(param)] for param in self._params]
-        self._num_groups = num_groups
-        self._store = KVStore(options, lambda key: f"{prefix or ''}{self._places[key]}")
+        places = [order[id(param)] for param in self._params]
+        trained = (key for key, param in enumerate(self._params) if param.grad_req != "null")
+        self._trained = sorted(trained, key=places.__getitem__)
+        self._options, self._prefix = options, prefix or ""
+        self._store = KVStore(options, lambda key: f"{self._prefix}{places[key]}")
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """As Trainer's. With ignore_stale_grad, all ranks update a parameter of which one has a new gradient."""
+        if ignore_stale_grad and self._options.process_set.included():
+            self._share_freshness()
+        super().step(batch_size, ignore_stale_grad)
+
+    def _share_freshness(self) -> None:
+        """Zeros stand for the gradients that only others have. Waits for the other ranks, but for no computation."""
+        params = [self._params[key] for key in self._trained]
+        fresh = [any(data._fresh_grad for data in param.list_data()) for param in params]
+        name = f"trainer.{number_of(self._store)}.{self._prefix}fresh"
+        anywhere = mpi_ops.allreduce(mx.nd.array(fresh), None, name, op=Max, process_set=self._options.process_set)
+        for param, here, there in zip(params, fresh, anywhere.asnumpy()):
+            if there and not here:
+                param.zero_grad()
+                for data in param.list_data():
+                    data._fresh_grad = True
 
     def _init_kvstore(self) -> None:
         self._kvstore, self._update_on_kvstore = self._store, False
         self._distributed = self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
-        keys = [key for key, param in enumerate(self._params) if param.grad_req != "null"]
-        keys.sort(key=self._places.__getitem__)
-        groups = split_list(keys, self._num_groups) if self._num_groups and keys else [[key] for key in keys]
-        for group in groups:
+        keys, number = self._trained, self._options.groups
+        for group in split_list(keys, number or len(keys)) if keys else []:
             grads = [self._params[key].list_grad() for key in group]
-            self._store.pushpull(group, grads, priority=-self._places[group[0]])
+            self._store.pushpull(group, grads, priority=-keys.index(group[0]))
 
 
 def _is_dict(params: Any) -> bool:
