@@ -32,7 +32,7 @@ def broadcast_parameters(
         raise ValueError(f"broadcast_parameters needs a dict or net.collect_params(), not a {type(params).__name__}")
     set_id(process_set)
     by_position = isinstance(params, ParameterDict)
-    for position, (key, value) in enumerate(params.items()):
+    for position, (key, value) in enumerate(params.items() if by_position else sorted(params.items())):
         name = f"broadcast_parameters.{prefix or ''}{position if by_position else key}"
         if isinstance(value, Parameter):
             _broadcast_parameter(value, root_rank, name, process_set)
