@@ -25,7 +25,8 @@ test-python: $(VENV)/.test install
 
 # The TensorFlow tests with an older release, and the wheel that the newest is tested with.
 TENSORFLOW_TESTS := tests/adapters/test_tensorflow_ops.py tests/adapters/test_tensorflow_optimizer.py \
-  tests/adapters/test_conformance.py tests/multiprocess/test_tensorflow_jobs.py
+  tests/adapters/test_conformance.py tests/adapters/test_keras.py tests/adapters/test_tensorflow_keras.py \
+  tests/multiprocess/test_tensorflow_jobs.py
 test-matrix: $(VENV)/.test
 	rm -rf build/wheels && $(BIN)/pip wheel -q --no-deps -w build/wheels .
 	$(PYTHON) -m venv build/venv-2.18
@@ -57,6 +58,7 @@ bench: $(VENV)/.test install
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/tensorflow_ops.py
+	$(BIN)/python benchmarks/keras_fit.py
 
 # Not editable: what is tested is what a user gets. pip builds it in isolation.
 install: $(VENV)/.pip
@@ -68,6 +70,12 @@ $(VENV)/.pip: requirements/build.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -r requirements/build.txt
 	mkdir -p build
+	touch $@
+
+# Keras 2 requires the distribution "tensorflow"; tensorflow-cpu is the same module under another name.
+$(VENV)/.test: requirements/test.txt requirements/keras-2.txt $(VENV)/.pip
+	$(BIN)/pip install -q -r requirements/test.txt
+	$(BIN)/pip install -q --no-deps -r requirements/keras-2.txt
 	touch $@
 
 $(VENV)/.%: requirements/%.txt $(VENV)/.pip

@@ -1,7 +1,9 @@
 """The mark `ranks`: @pytest.mark.ranks(2) runs a test function on 2 ranks, each a process, between init() and shutdown().
 
-Without a number, the function's parameter `size` is it. Options: init=False (the function calls init() itself), env={...} (in force while it runs), deadline=100 (seconds),
-dies=(1,) (ranks whose process is expected to end). The function's arguments (parameters, fixtures) must pickle.
+Without a number, the function's parameter `size` is it. Its parameter `environment`, if it has one, are variables that the
+processes are started with. Options: init=False (the function calls init() itself), env={...} (in force while it runs),
+deadline=100 (seconds), dies=(1,) (ranks whose process is expected to end). The function's arguments (parameters, fixtures)
+must pickle.
 """
 
 from typing import Optional
@@ -32,7 +34,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Optional[bool]:
     size = mark.args[0] if mark.args else arguments["size"]
     outcome: Optional[Exception] = None
     try:
-        pyfuncitem.config.stash[_POOLS].run(size, Job(function.__module__, function.__name__, arguments, **options))
+        job = Job(function.__module__, function.__name__, arguments, **options)
+        pyfuncitem.config.stash[_POOLS].run(size, arguments.get("environment", {}), job)
     except (Failed, Skipped) as error:
         outcome = error
     if isinstance(outcome, Failed):

@@ -1,4 +1,5 @@
-"""Runs test functions on real ranks: processes that are started once for each number of ranks and used again.
+"""Runs test functions on real ranks: processes that are started once for each number of ranks and each environment that
+tests ask for, and used again.
 
 The parent (pytest) serves the store and hands out test functions by name; a rank (this file run as a program) calls
 them between init() and shutdown(). A rank that died or did not answer in time costs its pool, which is then started
@@ -48,12 +49,17 @@ class Skipped(Exception):
 
 
 class Pool:
-    """Some ranks, ready to run jobs."""
+    """Some ranks, ready to run jobs.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        environment: variables that the ranks' processes are started with.
+    """
+
+    def __init__(self, size: int, environment: Mapping[str, str]) -> None:
         from ronde import _core
 
         self.size = size
+        self._environment = environment
         self._folder = Path(tempfile.mkdtemp(prefix="ronde-"))
         self._server = _core.StoreServer(f"unix:{self._folder}/store")
         self._store = _core.Store(self._server.url)
@@ -120,6 +126,7 @@ class Pool:
             "RONDE_STORE": self._server.url,
             "RONDE_START_TIMEOUT": "30",
             "OMP_NUM_THREADS": "1",
+            **self._environment,
         }
         with open(self._folder / f"log{rank}", "wb") as log:
             process = subprocess.Popen(
@@ -153,15 +160,16 @@ class Pool:
 
 
 class Pools:
-    """One pool for each number of ranks."""
+    """One pool for each number of ranks and environment."""
 
     def __init__(self) -> None:
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[Any, Pool] = {}
 
-    def run(self, size: int, job: Job) -> None:
-        pool = self._pools.get(size)
+    def run(self, size: int, environment: Mapping[str, str], job: Job) -> None:
+        key = (size, frozenset(environment.items()))
+        pool = self._pools.get(key)
         if pool is None or not pool.usable:
-            pool = self._pools[size] = Pool(size)
+            pool = self._pools[key] = Pool(size, environment)
         pool.run(job)
 
     def close(self) -> None:

@@ -5,17 +5,18 @@ from typing import Any, Optional
 
 import tensorflow as tf
 from ronde._gradient_options import GradientOptions, chosen_groups
+from ronde._gradient_reducer import local_variables
 from ronde.basics import Average
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, global_process_set
-from ronde.tensorflow._reducer import GradientReducer
+from ronde.tensorflow._reducer import TensorFlowReducer
 from ronde.tensorflow.compression import Compression
 
 
 class _Distributed:
     """What the dynamic subclass adds to the tape's class."""
 
-    _reducer: GradientReducer
+    _reducer: TensorFlowReducer
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable stays on this rank."""
@@ -69,7 +70,7 @@ def DistributedGradientTape(  # noqa: N802
     )
     original = type(gradtape)
     gradtape.__class__ = type(original.__name__, (_Distributed, original), {"__doc__": original.__doc__})
-    gradtape._reducer = GradientReducer(options, device_dense, device_sparse, scale_local_gradients)
+    gradtape._reducer = TensorFlowReducer(options, device_dense, device_sparse, scale_local_gradients)
     return gradtape
 
 
@@ -86,16 +87,6 @@ def PartialDistributedGradientTape(  # noqa: N802
     for variable in local_variables(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def local_variables(layers: Any) -> list[Any]:
-    """The trainable weights of a layer or of several."""
-    if layers is None:
-        return []
-    several = layers if isinstance(layers, (list, tuple, set)) else [layers]
-    if not all(hasattr(layer, "trainable_weights") for layer in several):
-        raise ValueError(f"local_layers must be Keras layers, not {layers!r}")
-    return [weight for layer in several for weight in layer.trainable_weights]
 
 
 def _flat(structure: Any) -> list[Any]:

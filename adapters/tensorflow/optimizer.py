@@ -1,4 +1,4 @@
-"""DistributedOptimizer: for the optimizers of tf.compat.v1.train and those of Keras 3.
+"""DistributedOptimizer: for the optimizers of tf.compat.v1.train and those of Keras.
 
 The optimizer that was given stays the same object and becomes an instance of a subclass of its own class. It keeps its
 name, so checkpoints are those of the optimizer alone.
@@ -9,12 +9,12 @@ from typing import Any, Optional
 
 import tensorflow as tf
 from ronde._gradient_options import GradientOptions, chosen_groups
+from ronde._keras.optimizer import distribute, is_keras_optimizer
 from ronde.basics import Average
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, global_process_set
 from ronde.tensorflow._accumulation import Accumulation
-from ronde.tensorflow._keras_optimizer import DistributedKerasOptimizer, is_keras_optimizer
-from ronde.tensorflow._reducer import GradientReducer
+from ronde.tensorflow._reducer import TensorFlowReducer
 from ronde.tensorflow.compression import Compression
 
 _V1Optimizer = tf.compat.v1.train.Optimizer
@@ -23,7 +23,7 @@ _V1Optimizer = tf.compat.v1.train.Optimizer
 class _Distributed:
     """What the dynamic subclass adds to the class of an optimizer of tf.compat.v1.train."""
 
-    _reducer: GradientReducer
+    _reducer: TensorFlowReducer
     _accumulation: Optional[Accumulation]
     _is_last: Any  # of the gradients that compute_gradients has returned last: whether to apply them
 
@@ -82,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802
     """Makes an optimizer step with the gradients of all ranks.
 
     Args:
-        optimizer: of tf.compat.v1.train, or of Keras 3; it is changed and returned.
+        optimizer: of tf.compat.v1.train, or of Keras; it is changed and returned.
         name, use_locking: accepted for compatibility; the optimizer keeps its own, and so do its slots in checkpoints.
         device_dense, device_sparse: where to place the operations around the collectives.
         compression: how gradients travel: Compression.none, .fp16 or .bf16.
@@ -101,7 +101,7 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: wrong factors or groups; called before init().
     """
-    if isinstance(optimizer, (_Distributed, DistributedKerasOptimizer)):
+    if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already")
     options = GradientOptions(
         compression=compression or Compression.none,
@@ -112,23 +112,19 @@ def DistributedOptimizer(  # noqa: N802
         process_set=process_set,
         passes=backward_passes_per_step,
     )
-    reducer = GradientReducer(options, device_dense, device_sparse, scale_local_gradients)
-    added: type
-    if isinstance(optimizer, _V1Optimizer):
-        added = _Distributed
-    elif is_keras_optimizer(optimizer):
-        added = DistributedKerasOptimizer
-    else:
+    if is_keras_optimizer(optimizer):
+        average = average_aggregated_gradients
+        return distribute(optimizer, options, average, scale_local_gradients, device_dense, device_sparse)
+    if not isinstance(optimizer, _V1Optimizer):
         raise TypeError(
-            "DistributedOptimizer needs an optimizer of tf.compat.v1.train or of Keras 3, not a "
+            "DistributedOptimizer needs an optimizer of tf.compat.v1.train or of Keras, not a "
             f"{type(optimizer).__module__}.{type(optimizer).__name__}"
         )
     original = type(optimizer)
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    optimizer.__class__ = type(original.__name__, (added, original), names)
-    optimizer._reducer = reducer
+    optimizer.__class__ = type(original.__name__, (_Distributed, original), names)
+    optimizer._reducer = TensorFlowReducer(options, device_dense, device_sparse, scale_local_gradients)
     passes = backward_passes_per_step
     optimizer._accumulation = Accumulation(passes, average_aggregated_gradients) if passes > 1 else None
-    if added is _Distributed:
-        optimizer._is_last = None
+    optimizer._is_last = None
     return optimizer

@@ -1,10 +1,10 @@
 """Distributed optimizers and gradient tapes of TensorFlow, against one process on the joined batch."""
 
-import contextlib
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import numpy as np
 import pytest
+from keras_precision import double_precision
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -424,21 +424,6 @@ def test_sync_batch_normalization_counts_by_mask_and_saves() -> None:
     assert type(again) is type(layer) and again.momentum == 0.0
     with pytest.raises(ValueError, match="synchronized"):
         hvd.SyncBatchNormalization(synchronized=True)
-
-
-@contextlib.contextmanager
-def double_precision() -> Iterator[None]:
-    """Keras in float64: for its layers the global policy, which keeps what an earlier test made of floatx, and floatx
-    for optimizers and fit's data."""
-    import keras
-
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
 
 
 def keras_model() -> Any:
