@@ -41,21 +41,20 @@ class _Context(ctypes.Structure):
 _CPU = _Context(1, 0)
 
 _tokens: "dict[tuple[int, str], NDArray]" = engine_memory()  # by process set and name
-_counts: "dict[int, Counter[str]]" = engine_memory()  # by process set: operations that got a number for a name
+_numbers: "Counter[tuple[int, str]]" = engine_memory(Counter())  # by process set and kind: the last one in a name
 
 frontend = MxnetFrontend()
 
 
 def unique_name(kind: str, process_set: ProcessSet) -> str:
     """A name for an operation that the user gave none: the same on all ranks that run the same program."""
-    counts = _counts.setdefault(set_id(process_set), Counter())
-    counts[kind] += 1
-    return f"{kind}#{counts[kind]}"
+    return f"{kind}#{_numbers[set_id(process_set), kind] + 1}"
 
 
-def forget_names() -> None:
-    """All ranks have joined: numbers start again, since ranks left off at different ones."""
-    _counts.clear()
+def _count(kind: str, name: Optional[str], process_set: ProcessSet) -> None:
+    """An operation was started: if this was the next number, it is used up. A call that raises uses none."""
+    if name == unique_name(kind, process_set):
+        _numbers[set_id(process_set), kind] += 1
 
 
 class EngineApi(Api[NDArray]):
@@ -77,6 +76,14 @@ class EngineApi(Api[NDArray]):
         where: Result,
         **options: Any,
     ) -> Handle[list[NDArray]]:
+        name = name or unique_name(kind, process_set)
+        handle = self._push(kind, given, name, process_set, where, **options)
+        _count(kind, name, process_set)
+        return handle
+
+    def _push(
+        self, kind: str, given: Sequence[Any], name: str, process_set: ProcessSet, where: Result, **options: Any
+    ) -> Handle[list[NDArray]]:
         if where is Result.CORE:
             return super()._start(kind, given, name, process_set, where, **options)
         tensors = [frontend.convert(tensor) for tensor in given]
@@ -95,7 +102,7 @@ class EngineApi(Api[NDArray]):
     def join(self, device: int = -1) -> int:
         mx.nd.waitall()  # what was pushed before belongs before it
         last = super().join(device)
-        forget_names()
+        _numbers.clear()  # ranks left off at different ones
         return last
 
 
@@ -113,7 +120,7 @@ class _Pushed(Handle[Any]):
 
 
 def push(
-    kind: str, arrays: Sequence[NDArray], name: Optional[str], process_set: ProcessSet, priority: int, **options: Any
+    kind: str, arrays: Sequence[NDArray], name: str, process_set: ProcessSet, priority: int, **options: Any
 ) -> None:
     """Pushes an operation in place on arrays that are memory. Raises what can be said before it starts."""
     number = set_id(process_set)
@@ -123,9 +130,7 @@ def push(
         _core.submit(_core.OPS[kind], name, rows, arrays, process_set=number, **options).wait()
         return
     changed = list(arrays)
-    if name is None:
-        name = unique_name(kind, process_set)
-    elif "#" not in name:  # a name of ours comes once
+    if "#" not in name:  # a name of ours comes once
         token = _tokens.get((number, name))
         if token is None:
             token = _tokens[number, name] = mx.nd.empty((1,))

@@ -160,6 +160,12 @@ def test_errors_come_with_the_arrays_and_the_engine_goes_on() -> None:
     assert hvd.allreduce(nd.ones((2,)), name="x", op=hvd.Sum).asnumpy().tolist() == [2, 2]
     with pytest.raises(TypeError, match="ndarray"):
         hvd.allreduce(np.ones(3))
+    if rank == 0:  # a wrong call of one rank; unnamed operations still pair up
+        with pytest.raises(ValueError, match="root"):
+            hvd.broadcast(nd.ones((1,)), root_rank=5)
+        with pytest.raises(ValueError, match="bool"):
+            hvd.allreduce(nd.ones((1,), dtype="bool"))
+    assert hvd.allreduce(nd.ones((1,)), op=hvd.Sum).asscalar() == hvd.broadcast(nd.ones((1,)) * 2, 0).asscalar()
     with pytest.raises(TypeError, match="row_sparse"):
         hvd.allreduce(nd.sparse.zeros("row_sparse", (3, 2)))
 
