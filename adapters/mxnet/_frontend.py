@@ -9,12 +9,11 @@ import numpy as np
 import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB, check_call
+from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 from ronde import _core
 from ronde._core import ArgumentError
 from ronde._frontend import Frontend, dtype_number
-
-NDArray = mx.nd.NDArray
 
 _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's own name for it
 # oneDNN may keep an array of two or more dimensions in a layout of its own; this puts it back, when its turn comes in

@@ -164,8 +164,8 @@ void BindDeferred(py::module_& module) {
         auto address = [](auto* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); };
         return std::make_tuple(address(&Deferred::Start), address(deferred.release()), address(&Deferred::Release));
       },
-      "An operation in place, for a framework's engine to start: the addresses of start(context, completion, argument), "
-      "argument and release(argument). Owns the arrays from now on, unless it raises.",
+      "An operation in place, for a framework's engine to start: the addresses of start(), its argument and release(). "
+      "Owns the arrays from now on, unless it raises.",
       py::arg("op"), py::arg("name"), py::arg("arrays"), py::arg("lend"), py::arg("free"), py::arg("reduction") = 0,
       py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("process_set") = 0);
   module.def(

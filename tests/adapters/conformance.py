@@ -4,6 +4,7 @@ A frontend's test file makes a Face and calls these functions on ranks. Each (ra
 own; expected values are computed here from all ranks' inputs, in 64 bits.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Optional
@@ -27,6 +28,7 @@ class Face:
     dtype_of: Callable[[Any], str]
     has_handles: bool = True  # operations that can be started and waited for
     in_place: bool = True  # operations that write into their tensors
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the suite runs
 
 
 def values(rank: int, tensor: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
