@@ -34,7 +34,7 @@ def work() -> None:
     class Waiting(hvd.DistributedTrainer):
         def _allreduce_grads(self) -> None:
             mx.nd.waitall()
-            for key in self._trained:
+            for key in self._trained():
                 self._store.pushpull(key, self._params[key].list_grad())
                 mx.nd.waitall()
 

@@ -37,6 +37,7 @@ class KVStore(mx.kvstore.KVStoreBase):
             process_set=global_process_set,
         )  # fmt: skip
         self._name_of = name_of
+        self._keeps = options is None  # a trainer of ronde's pulls nothing
         self._values: dict[Any, NDArray] = {}  # for pull()
 
     # ---- what trainers call ----
@@ -48,7 +49,8 @@ class KVStore(mx.kvstore.KVStoreBase):
             if process_set.included():
                 root = (process_set.ranks or [0])[0]
                 first = mpi_ops.broadcast(first, root, self._name("broadcast", each), priority, process_set)
-            self._values[each] = first.copy()
+            if self._keeps:
+                self._values[each] = first.copy()
             store(first, targets)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:

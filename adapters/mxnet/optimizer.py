@@ -38,8 +38,9 @@ class _Distributed:
         if self._options.groups and grads:
             groups = split_list(range(len(grads)), self._options.groups)
         for group in groups:
-            name = f"gradient.{number_of(self)}.{indices[group[0]]}"
-            results = reduce_gradients(self._options, name, [[grads[place]] for place in group], -indices[group[0]])
+            first = indices[group[0]]
+            name, priority = f"gradient.{number_of(self)}.{first}", -first if isinstance(first, int) else 0
+            results = reduce_gradients(self._options, name, [[grads[place]] for place in group], priority)
             for place, result in zip(group, results):
                 store(result, [grads[place]])
         self._reduced = True
@@ -90,6 +91,12 @@ def DistributedOptimizer(  # noqa: N802
 
 def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Distributed)
+
+
+def undistributed(optimizer: Any) -> Any:
+    """The optimizer, as it was before DistributedOptimizer."""
+    optimizer.__class__ = type(optimizer).__mro__[2]
+    return optimizer
 
 
 def _distribute(optimizer: Any, options: GradientOptions) -> Any:

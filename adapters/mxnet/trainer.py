@@ -1,5 +1,6 @@
 """DistributedTrainer: a gluon Trainer whose steps take the gradients of all ranks."""
 
+import warnings
 from typing import Any, Optional
 
 import mxnet as mx
@@ -12,7 +13,7 @@ from ronde.mxnet._engine import NDArray
 from ronde.mxnet._gradients import number_of
 from ronde.mxnet.compression import Compression
 from ronde.mxnet.kvstore import KVStore
-from ronde.mxnet.optimizer import is_distributed
+from ronde.mxnet.optimizer import is_distributed, undistributed
 from ronde.process_sets import ProcessSet, global_process_set
 
 
@@ -45,7 +46,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         sparse_as_dense: bool = False,
     ) -> None:
         if is_distributed(optimizer):
-            raise ValueError("DistributedTrainer averages by itself: give it the optimizer that is not distributed")
+            warnings.warn("DistributedTrainer averages by itself: it takes the optimizer as it was", stacklevel=2)
+            optimizer = undistributed(optimizer)
         options = GradientOptions(
             compression=compression or Compression.none,
             op=Average,
@@ -60,8 +62,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         # Trainer sorts by name, and gluon's names depend on what else a rank has built; the order of the net does not.
         order = {id(param): place for place, param in enumerate(params.values() if _is_dict(params) else params)}
         places = [order[id(param)] for param in self._params]
-        trained = (key for key, param in enumerate(self._params) if param.grad_req != "null")
-        self._trained = sorted(trained, key=places.__getitem__)
+        self._in_order = sorted(range(len(places)), key=places.__getitem__)
         self._options, self._prefix = options, prefix or ""
         self._store = KVStore(options, lambda key: f"{self._prefix}{places[key]}")
 
@@ -71,9 +72,13 @@ class DistributedTrainer(mx.gluon.Trainer):
             self._share_freshness()
         super().step(batch_size, ignore_stale_grad)
 
+    def _trained(self) -> list[int]:
+        """The numbers of the parameters that have gradients, in the order of the net."""
+        return [key for key in self._in_order if self._params[key].grad_req != "null"]
+
     def _share_freshness(self) -> None:
         """Zeros stand for the gradients that only others have. Waits for the other ranks, but for no computation."""
-        params = [self._params[key] for key in self._trained]
+        params = [self._params[key] for key in self._trained()]
         fresh = [any(data._fresh_grad for data in param.list_data()) for param in params]
         name = f"trainer.{number_of(self._store)}.{self._prefix}fresh"
         anywhere = mpi_ops.allreduce(mx.nd.array(fresh), None, name, op=Max, process_set=self._options.process_set)
@@ -88,7 +93,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._distributed = self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
-        keys, number = self._trained, self._options.groups
+        keys, number = self._trained(), self._options.groups
         for group in split_list(keys, number or len(keys)) if keys else []:
             grads = [self._params[key].list_grad() for key in group]
             self._store.pushpull(group, grads, priority=-keys.index(group[0]))

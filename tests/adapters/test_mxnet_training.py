@@ -177,6 +177,58 @@ def test_uneven_batches_with_join() -> None:
     assert_equal_on_all_ranks(weights(net))
 
 
+@pytest.mark.parametrize("form", ["trainer", "in one group", "store by name"])
+@pytest.mark.ranks(2)
+def test_several_devices(form: str) -> None:
+    """Each rank computes on two."""
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net, reference = make_net(), make_net()
+    net.collect_params().reset_ctx(devices)
+    trainer, samples = FORMS[form](net, "sgd")
+    alone = gluon.Trainer(reference.collect_params(), "sgd", dict(OPTIMIZERS["sgd"]), kvstore=None)
+    for step in range(5):
+        x, y = (gluon.utils.split_and_load(part, devices) for part in batch(hvd.rank(), step))
+        with autograd.record():
+            losses = [gluon.loss.L2Loss()(net(one), other) for one, other in zip(x, y)]
+        autograd.backward(losses)
+        trainer.step(samples)
+        backward(reference, joined(step, range(2)))
+        alone.step(ROWS * 2)
+    for param, wanted in zip(net.collect_params().values(), weights(reference)):
+        for part in param.list_data():
+            np.testing.assert_allclose(part.asnumpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["trainer", "store by name"])
+@pytest.mark.ranks(2)
+def test_numpy_arrays_of_mxnet(form: str) -> None:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        mx.random.seed(hvd.rank())
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(8, activation="tanh"), gluon.nn.Dense(2))
+        net.initialize()
+        net.hybridize()
+        trainer, samples = FORMS[form](net, "adam")
+        for step in range(3):
+            x, y = (part.as_np_ndarray() for part in batch(hvd.rank(), step))
+            with autograd.record():
+                loss = gluon.loss.L2Loss()(net(x), y)
+            loss.backward()
+            trainer.step(samples)
+        assert_equal_on_all_ranks(weights(net))
+
+
+@pytest.mark.ranks(2)
+def test_data_loader_workers() -> None:
+    """T7: forked workers live and end without a trace."""
+    data = gluon.data.ArrayDataset(np.arange(40.0, dtype=np.float32))
+    total = 0.0
+    for _ in range(2):
+        for part in gluon.data.DataLoader(data, batch_size=4, num_workers=2):
+            total += hvd.allreduce(part, op=hvd.Sum).sum().asscalar()
+    assert total == 2 * 2 * sum(range(40))
+
+
 @pytest.mark.ranks(3)
 def test_process_set() -> None:
     rank = hvd.rank()
@@ -376,7 +428,6 @@ def test_options_that_are_refused() -> None:
     optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD())
     for refused in (
         lambda: hvd.DistributedOptimizer(optimizer),
-        lambda: hvd.DistributedTrainer(net.collect_params(), optimizer),
         lambda: hvd.DistributedTrainer(net.collect_params(), "sgd", gradient_predivide_factor=0.0),
         lambda: hvd.DistributedTrainer(net.collect_params(), "sgd", num_groups=-1),
     ):
@@ -384,6 +435,9 @@ def test_options_that_are_refused() -> None:
             refused()
     with pytest.raises(TypeError, match="Trainer"):
         hvd.DistributedOptimizer(trainer)
+    with pytest.warns(UserWarning, match="averages by itself"):
+        hvd.DistributedTrainer(net.collect_params(), optimizer)
+    assert type(optimizer) is mx.optimizer.SGD
     with pytest.raises(TypeError, match="compression"):
         hvd.DistributedTrainer(net.collect_params(), "sgd", compression="fp16")
 
