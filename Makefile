@@ -8,7 +8,7 @@ export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
 MXNET := build/venv-mxnet/bin
 
-.PHONY: demo demo-mxnet test test-core test-python test-mxnet test-matrix lint sanitize bench install install-mxnet clean
+.PHONY: demo demo-mxnet test test-core test-python test-mxnet test-matrix lint sanitize bench bench-mxnet install install-mxnet clean
 
 demo: $(VENV)/.demo install
 	$(BIN)/ronderun -np 2 $(BIN)/python examples/torch_mnist.py
@@ -72,6 +72,9 @@ bench: $(VENV)/.test install
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/tensorflow_ops.py
 	$(BIN)/python benchmarks/keras_fit.py
+
+bench-mxnet: install-mxnet
+	$(MXNET)/python benchmarks/mxnet_overlap.py
 
 # Not editable: what is tested is what a user gets. pip builds it in isolation.
 install: $(VENV)/.pip
