@@ -6,12 +6,17 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell nproc)
 export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
-.PHONY: demo test test-core test-python test-matrix lint sanitize bench install clean
+MXNET := build/venv-mxnet/bin
+
+.PHONY: demo demo-mxnet test test-core test-python test-mxnet test-matrix lint sanitize bench bench-mxnet install install-mxnet clean
 
 demo: $(VENV)/.demo install
 	$(BIN)/ronderun -np 2 $(BIN)/python examples/torch_mnist.py
 
-test: test-core test-python
+demo-mxnet: install-mxnet
+	$(MXNET)/ronderun -np 2 $(MXNET)/python examples/mxnet_mnist.py
+
+test: test-core test-python test-mxnet
 
 test-core: $(VENV)/.test
 	tools/need.sh g++ cmake ninja gtest
@@ -22,6 +27,14 @@ test-core: $(VENV)/.test
 test-python: $(VENV)/.test install
 	$(BIN)/python tools/make_options_page.py --check
 	$(BIN)/python -m pytest tests -q
+
+# MXNet needs an environment of its own. Its second engine runs everything at once.
+test-mxnet: install-mxnet
+	for engine in ThreadedEnginePerDevice NaiveEngine; do \
+	  MXNET_ENGINE_TYPE=$$engine $(MXNET)/python -m pytest -q tests/adapters/test_conformance.py \
+	    tests/adapters/test_mxnet_ops.py tests/adapters/test_mxnet_training.py -k "mxnet or numpy" || exit 1; \
+	done
+	$(MXNET)/python -m pytest -q tests/multiprocess/test_mxnet_jobs.py tests/multiprocess/test_examples.py -k mxnet
 
 # The TensorFlow tests with an older release, and the wheel that the newest is tested with.
 TENSORFLOW_TESTS := tests/adapters/test_tensorflow_ops.py tests/adapters/test_tensorflow_optimizer.py \
@@ -60,10 +73,24 @@ bench: $(VENV)/.test install
 	$(BIN)/python benchmarks/tensorflow_ops.py
 	$(BIN)/python benchmarks/keras_fit.py
 
+bench-mxnet: install-mxnet
+	$(MXNET)/python benchmarks/mxnet_overlap.py
+
 # Not editable: what is tested is what a user gets. pip builds it in isolation.
 install: $(VENV)/.pip
 	tools/need.sh g++
 	$(BIN)/pip install -q --force-reinstall --no-deps .
+
+install-mxnet: $(VENV)/.pip $(MXNET)/.ready
+	tools/need.sh g++
+	rm -rf build/wheels && $(BIN)/pip wheel -q --no-deps -w build/wheels .
+	$(MXNET)/pip install -q --force-reinstall --no-deps build/wheels/ronde-*.whl
+
+$(MXNET)/.ready: requirements/mxnet.txt
+	tools/need.sh venv libgomp libquadmath
+	$(PYTHON) -m venv $(MXNET:/bin=)
+	$(MXNET)/pip install -q -r requirements/mxnet.txt
+	touch $@
 
 $(VENV)/.pip: requirements/build.txt
 	tools/need.sh venv

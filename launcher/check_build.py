@@ -14,7 +14,7 @@ _FRAMEWORKS = {
     "PyTorch": (("torch",), "ronde.torch"),
     "TensorFlow": (("tensorflow", "tensorflow-cpu"), None),
     "Keras": (("keras",), None),
-    "MXNet": (("mxnet",), None),
+    "MXNet": (("mxnet",), "ronde.mxnet"),
 }
 
 

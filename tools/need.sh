@@ -1,6 +1,7 @@
 #!/bin/sh
 # need.sh WHAT...: makes sure that the tools a build needs are there; as root it installs what is missing from Debian.
 set -eu
+has_library() { ldconfig -p | grep -q "$1"; }
 missing=""
 for what in "$@"; do
   case "$what" in
@@ -9,6 +10,8 @@ for what in "$@"; do
     ninja) command -v ninja >/dev/null || missing="$missing ninja-build" ;;
     gtest) [ -e /usr/include/gtest/gtest.h ] || missing="$missing libgtest-dev" ;;
     venv) python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv" ;;
+    libgomp) has_library libgomp.so.1 || missing="$missing libgomp1" ;;
+    libquadmath) has_library libquadmath.so.0 || missing="$missing libquadmath0" ;;
     *) echo "need.sh: unknown tool $what" >&2; exit 2 ;;
   esac
 done

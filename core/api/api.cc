@@ -249,6 +249,14 @@ ronde_error* ronde_get_topology(ronde_engine engine, ronde_topology* topology) {
   return nullptr;
 }
 
+ronde_error* ronde_check(ronde_engine engine, const ronde_request* request) {
+  auto found = FindEngine(engine);
+  if (!found.ok()) return ToC(found.error());
+  Request read;
+  if (Result bad = ReadRequest(*request, &read); !bad.ok()) return ToC(bad);
+  return ToC(found.value()->Check(read));
+}
+
 ronde_error* ronde_submit(ronde_engine engine, const ronde_request* request, ronde_handle** handle) {
   auto found = FindEngine(engine);
   if (!found.ok()) return ToC(found.error());

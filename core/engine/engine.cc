@@ -87,19 +87,17 @@ class EngineImpl final : public Engine {
   const Topology& topology() const override { return topology_; }
   bool has_shared_memory() const override { return config_.segment != nullptr; }
 
+  Result Check(const Request& request) const override {
+    auto members = MembersOf(request);
+    return members.ok() ? CheckRequest(request, topology_.rank, *members.value(), config_.backends) : members.error();
+  }
+
   Result Submit(std::shared_ptr<Operation> operation) override {
     const Request& request = operation->request();
-    std::shared_ptr<const std::vector<int>> members;
-    {
-      std::lock_guard lock(sets_mutex_);
-      auto set = sets_.find(request.set);
-      if (set == sets_.end()) {
-        return Result(Code::kArgument, Describe(request) + ": there is no process set " + std::to_string(request.set));
-      }
-      members = set->second;
-    }
-    RONDE_RETURN_IF_ERROR(CheckRequest(request, topology_.rank, *members, config_.backends));
-    Submission submission{std::move(operation), DefinitionOf(request), ValuesOf(request, members->size())};
+    auto members = MembersOf(request);
+    if (!members.ok()) return members.error();
+    RONDE_RETURN_IF_ERROR(CheckRequest(request, topology_.rank, *members.value(), config_.backends));
+    Submission submission{std::move(operation), DefinitionOf(request), ValuesOf(request, members.value()->size())};
     {
       std::lock_guard lock(inbox_mutex_);
       if (!closed_.ok()) return closed_;
@@ -145,6 +143,13 @@ class EngineImpl final : public Engine {
     Definition definition;
     Values values;
   };
+  Expected<std::shared_ptr<const std::vector<int>>> MembersOf(const Request& request) const {
+    std::lock_guard lock(sets_mutex_);
+    auto set = sets_.find(request.set);
+    if (set != sets_.end()) return set->second;
+    return Result(Code::kArgument, Describe(request) + ": there is no process set " + std::to_string(request.set));
+  }
+
   // What other threads hand to the control thread.
   struct Inbox {
     std::vector<Submission> submissions;

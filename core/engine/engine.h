@@ -52,6 +52,8 @@ class Engine {
 
   virtual const Topology& topology() const = 0;
   virtual bool has_shared_memory() const = 0;
+  // What Submit would refuse at once. Memory may still be missing or move until then: only its presence is looked at.
+  virtual Result Check(const Request& request) const = 0;
   // On error nothing was submitted and `done` is not called; else the operation ends exactly once.
   virtual Result Submit(std::shared_ptr<Operation> operation) = 0;
   // Waits for a submitted operation and counts as "blocked in it" for stall reports. False: the deadline passed.

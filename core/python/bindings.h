@@ -42,6 +42,9 @@ class Failure : public std::exception {
 // Sets the Python error for it: an instance of the class that errors.def names for the code. Needs the GIL.
 void SetPythonError(const Failure& failure);
 
+// The name of that class, as in "PeerLostError". Needs no GIL.
+std::string ErrorClassName(std::int32_t code);
+
 // Throws the error, if there is one, and frees it. Needs no GIL.
 void Check(ronde_error* error);
 
@@ -110,5 +113,6 @@ void BindTables(py::module_& module);
 void BindHandle(py::module_& module, Parked* parked);
 void BindEngine(py::module_& module, Parked* parked);
 void BindStore(py::module_& module);
+void BindDeferred(py::module_& module);
 
 }  // namespace ronde::python

@@ -82,11 +82,15 @@ void BindErrors(py::module_& module) {
   });
 }
 
-void SetPythonError(const Failure& failure) {
-  std::string name = kBase;
+std::string ErrorClassName(std::int32_t code) {
   for (std::uint32_t index = 0; const ronde_row* row = ronde_error_row(index); ++index) {
-    if (row->number == failure.code()) name = ErrorClass(*row).name;
+    if (row->number == code) return ErrorClass(*row).name;
   }
+  return kBase;
+}
+
+void SetPythonError(const Failure& failure) {
+  std::string name = ErrorClassName(failure.code());
   // Looked up in the module, so that nothing is kept outside it. Failures are rare.
   auto module = py::reinterpret_steal<py::object>(PyImport_ImportModule(kModule));
   if (!module) return;  // the import's own error is set

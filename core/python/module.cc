@@ -17,4 +17,5 @@ PYBIND11_MODULE(_core, module) {
   BindHandle(module, parked);
   BindEngine(module, parked);
   BindStore(module);
+  BindDeferred(module);
 }

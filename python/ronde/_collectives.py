@@ -512,6 +512,8 @@ def _one(results: Sequence[Any]) -> Any:
 
 def _list(values: Any) -> list[int]:
     """Whole numbers given as a list, an array or a tensor."""
+    if hasattr(values, "asnumpy"):  # MXNet's arrays
+        values = values.asnumpy()
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 

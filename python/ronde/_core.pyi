@@ -62,6 +62,26 @@ def submit(
     ranks: Sequence[int] = (),
     names: Sequence[str] = (),  # of a group's members; empty: name.0, name.1, ...
 ) -> Handle: ...
+def defer(
+    op: int,
+    name: str,
+    arrays: Sequence[tuple[int, int, tuple[int, ...]]],  # (array of the framework's, dtype, shape); owned from now on
+    lend: int,  # address of int lend(void* array, DLManagedTensor** lent)
+    free: int,  # address of int free(void* array)
+    reduction: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = 0,
+    process_set: int = 0,
+) -> tuple[int, int, int]:
+    """An operation in place, for a framework's engine to start (MXEnginePushAsyncND).
+
+    Returns the addresses of start(context, completion, argument), argument and release(argument). Raises what submit()
+    would at once; then the arrays stay the caller's. Errors that come later go to the completion, as
+    "ronde.<class>: <text>"."""
+
+def deferred_counts() -> tuple[int, int]:
+    """How many deferred operations were started so far, and how many have ended."""
 
 class Endpoint:
     """First half of init: listens; the blob goes to every rank."""

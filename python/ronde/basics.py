@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from types import TracebackType
 from typing import Any, Optional, Union
@@ -27,6 +27,7 @@ _lock = threading.RLock()  # guards the variables below; one init() or shutdown(
 _generations: dict[tuple[int, ...], int] = {}  # by members: how many engines this process has had with them
 _owner: Optional[int] = None  # the process that called init(), for forked children
 _has_hooks = False
+_before_end: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Optional[Union[str, Iterable["process_sets.ProcessSet"]]] = None) -> None:
@@ -71,6 +72,12 @@ def shutdown() -> None:
 def is_initialized() -> bool:
     """Whether init() was called, shutdown() was not, and this is not a forked child."""
     return _core.is_initialized()
+
+
+def before_end(function: Callable[[], None]) -> Callable[[], None]:
+    """For frontends: calls the function before the engine ends in order, in shutdown() or at the process's exit."""
+    _before_end.append(function)
+    return function
 
 
 def rank() -> int:
@@ -192,6 +199,9 @@ def _add_process_sets(sets: Optional[Union[str, Iterable["process_sets.ProcessSe
 
 
 def _end(failure: Optional[str]) -> None:
+    if failure is None and _owner == os.getpid() and is_initialized():
+        for function in _before_end:
+            function()
     with _lock:
         if _owner != os.getpid():
             return  # never initialized, or a forked child, whose parent's engine is none of its business

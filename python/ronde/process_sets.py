@@ -83,9 +83,9 @@ _live: dict[int, ProcessSet] = {0: global_process_set}
 _memories: list[dict[Any, Any]] = []
 
 
-def engine_memory() -> dict[Any, Any]:
-    """A new dict that is emptied when the engine ends, as it is on all ranks."""
-    _memories.append({})
+def engine_memory(memory: Any = None) -> Any:
+    """A dict (a new one, or that given) that is emptied when the engine ends, as it is on all ranks."""
+    _memories.append({} if memory is None else memory)
     return _memories[-1]
 
 

@@ -4,6 +4,7 @@ A frontend's test file makes a Face and calls these functions on ranks. Each (ra
 own; expected values are computed here from all ranks' inputs, in 64 bits.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Optional
@@ -25,7 +26,9 @@ class Face:
     make: Callable[[np.ndarray, str], Any]  # float64 or complex128 values and the dtype's name -> tensor
     read: Callable[[Any], np.ndarray]  # -> float64, int64 or complex128
     dtype_of: Callable[[Any], str]
-    has_handles: bool = True  # operations that can be started and waited for, and that write into their tensors
+    has_handles: bool = True  # operations that can be started and waited for
+    in_place: bool = True  # operations that write into their tensors
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which the suite runs
 
 
 def values(rank: int, tensor: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -80,9 +83,10 @@ def allreduce(face: Face) -> None:
                 expected = reduced(face, op, inputs, dtype)
                 check(face, hvd.allreduce(given, op=op), expected, dtype, what)
                 check(face, given, inputs[rank], dtype, f"{what}: input")  # unchanged
-                if not face.has_handles:
+                if face.has_handles:
+                    check(face, hvd.synchronize(hvd.allreduce_async(given, op=op, name=what)), expected, dtype, what)
+                if not face.in_place:
                     continue
-                check(face, hvd.synchronize(hvd.allreduce_async(given, op=op, name=what)), expected, dtype, what)
                 assert hvd.allreduce_(given, op=op) is given
                 check(face, given, expected, dtype, f"{what} in place")
 
@@ -110,6 +114,7 @@ def grouped_allreduce(face: Face) -> None:
     all_results = [hvd.grouped_allreduce(given, op=hvd.Sum, name="group")]
     if face.has_handles:
         all_results.append(hvd.synchronize(hvd.grouped_allreduce_async(given, op=hvd.Sum)))
+    if face.in_place:
         hvd.grouped_allreduce_(given, op=hvd.Sum)
         all_results.append(given)
     for results in all_results:
@@ -147,7 +152,7 @@ def broadcast(face: Face) -> None:
                 what = f"broadcast {dtype} {shape} from {root}"
                 check(face, hvd.broadcast(given, root), inputs[root], dtype, what)
                 check(face, given, inputs[rank], dtype, f"{what}: input")
-                if not face.has_handles:
+                if not face.in_place:
                     continue
                 assert hvd.broadcast_(given, root, name=what) is given
                 check(face, given, inputs[root], dtype, f"{what} in place")

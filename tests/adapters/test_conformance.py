@@ -1,5 +1,6 @@
 """The conformance suite on every frontend that is installed."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import conformance
@@ -51,7 +52,34 @@ def tensorflow_face() -> Face:
     def read(tensor: Any) -> np.ndarray:
         return tf.cast(tensor, tf.complex128 if tensor.dtype.is_complex else tf.float64).numpy()
 
-    return Face(hvd, DTYPES, make, read, lambda tensor: tensor.dtype.name, has_handles=False)
+    return Face(hvd, DTYPES, make, read, lambda tensor: tensor.dtype.name, has_handles=False, in_place=False)
+
+
+def mxnet_face() -> Face:
+    import mxnet as mx
+
+    import ronde.mxnet as hvd
+
+    bfloat16 = np.dtype([("bfloat16", np.uint16)])
+
+    def cast(array: Any, dtype: Any) -> Any:  # MXNet has none of scalars and of nothing
+        if array.size == 0:
+            return mx.nd.empty(array.shape, dtype=dtype)
+        return mx.nd.amp_cast(array.reshape((array.size,)), dtype=dtype).reshape(array.shape)
+
+    def make(array: np.ndarray, dtype: str) -> Any:
+        wide = mx.nd.array(array, dtype="float64")
+        return cast(wide.astype("float32"), bfloat16) if dtype == "bfloat16" else wide.astype(dtype)
+
+    def read(array: Any) -> np.ndarray:
+        return (cast(array, "float32") if array.dtype == bfloat16 else array).asnumpy().astype(np.float64)
+
+    def dtype_of(array: Any) -> str:
+        return "bfloat16" if array.dtype == bfloat16 else np.dtype(array.dtype).name
+
+    names = "uint8 int8 int32 int64 float16 bfloat16 float32 float64 bool".split()
+    # With NumPy's shapes, since MXNet's own have no scalars and no empty arrays.
+    return Face(hvd, names, make, read, dtype_of, has_handles=False, scope=lambda: mx.util.np_shape(True))
 
 
 class InFunctions:
@@ -86,6 +114,8 @@ FACES = {
     "tensorflow": tensorflow_face,
     "tensorflow-function": tensorflow_function_face,
 }
+if find_spec("mxnet"):  # in an environment of its own, see requirements/mxnet.txt
+    FACES["mxnet"] = mxnet_face
 SUITE = [
     conformance.allreduce,
     conformance.product_and_scales,
@@ -127,7 +157,9 @@ def rows() -> list[Any]:
 def test_row(frontend: str, size: int, row: str) -> None:
     if frontend != "numpy":
         pytest.importorskip(frontend.split("-")[0])
-    getattr(conformance, row)(FACES[frontend]())
+    face = FACES[frontend]()
+    with face.scope():
+        getattr(conformance, row)(face)
 
 
 @pytest.mark.parametrize("frontend", FACES)
@@ -135,4 +167,6 @@ def test_row(frontend: str, size: int, row: str) -> None:
 def test_compression(frontend: str) -> None:
     if frontend != "numpy":
         pytest.importorskip(frontend.split("-")[0])
-    conformance.compression(FACES[frontend](), ["none", "fp16"] if frontend == "numpy" else ["none", "fp16", "bf16"])
+    face = FACES[frontend]()
+    with face.scope():
+        conformance.compression(face, ["none", "fp16"] if frontend == "numpy" else ["none", "fp16", "bf16"])

@@ -20,6 +20,9 @@ ROWS = [
     ("keras_mnist.py", "tensorflow", {"KERAS_BACKEND": "tensorflow"}, 96),
     ("keras_mnist.py", "torch", {"KERAS_BACKEND": "torch"}, 96),
     ("keras_mnist.py", "jax", {"KERAS_BACKEND": "jax"}, 96),
+    ("mxnet_mnist.py", "mxnet", {}, 95),
+    ("mxnet_kvstore_mnist.py", "mxnet", {}, 95),
+    ("mxnet_kvstore_mnist.py --module", "mxnet", {}, 95),
 ]
 
 
@@ -31,7 +34,7 @@ def test_accuracy_and_equal_weights(script: str, needs: str, environment: dict[s
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", **environment}
-    result = run("-np", "2", sys.executable, str(EXAMPLES / script), env=env, timeout=115)
+    result = run("-np", "2", sys.executable, *str(EXAMPLES / script).split(), env=env, timeout=115)
     assert result.returncode == 0, result.stderr
     weights = re.findall(r"weights (\w+)", result.stdout)
     assert len(weights) == 2 and len(set(weights)) == 1, result.stdout

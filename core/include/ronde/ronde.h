@@ -146,6 +146,8 @@ typedef struct ronde_request {
   void* context;
 } ronde_request;
 
+/* What ronde_submit would refuse at once, for callers that submit later. */
+RONDE_API ronde_error* ronde_check(ronde_engine engine, const ronde_request* request);
 /* An error here means that nothing was submitted and `done` will not be called. *handle may be NULL if not wanted. */
 RONDE_API ronde_error* ronde_submit(ronde_engine engine, const ronde_request* request, ronde_handle** handle);
 RONDE_API int32_t ronde_poll(const ronde_handle* handle);
