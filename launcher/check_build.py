@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ronde import _core
 
+# By the names of their distributions.
 _FRAMEWORKS = {
-    "PyTorch": (("torch",), "ronde.torch"),
-    "TensorFlow": (("tensorflow", "tensorflow-cpu"), None),
-    "Keras": (("keras",), None),
-    "MXNet": (("mxnet",), "ronde.mxnet"),
+    "PyTorch": ("torch",),
+    "TensorFlow": ("tensorflow", "tensorflow-cpu"),
+    "Keras": ("keras", "tf_keras"),
+    "JAX, for Keras": ("jax",),
+    "MXNet": ("mxnet",),
 }
 
 
@@ -29,13 +31,9 @@ def _version(packages: tuple[str, ...]) -> str:
 
 def report() -> str:
     lines = [f"ronde v{_core.__version__}:", "", "Frameworks:"]
-    for name, (packages, adapter) in _FRAMEWORKS.items():
+    for name, packages in _FRAMEWORKS.items():
         version = _version(packages)
-        usable = bool(version) and adapter is not None
-        note = version or "not installed"
-        if version and adapter is None:
-            note += ", no adapter in this release"
-        lines.append(f"    [{'X' if usable else ' '}] {name} ({note})")
+        lines.append(f"    [{'X' if version else ' '}] {name} ({version or 'not installed'})")
     nccl = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     found_nccl = str(nccl) if nccl.exists() else ctypes.util.find_library("nccl") or ""
     mpi = shutil.which("mpicxx") or ""

@@ -39,7 +39,8 @@ class GradientReducer(ABC):
             return results  # of one rank: all that the options say comes to nothing
         prefix = self.prefix(variables)
         numbers: dict[int, int] = {}  # by place; of the sent ones only: a rank may know of variables that no loss uses
-        dense, sparse = [], []
+        dense: list[int] = []
+        sparse: list[int] = []
         for place, (grad, variable) in enumerate(zip(grads, variables)):
             if grad is None:
                 continue
