@@ -118,8 +118,7 @@ typedef struct ronde_tensor {
   const int64_t* shape; /* of the input */
 } ronde_tensor;
 
-/* Flag of a request: its caller can do nothing else until it ends, without standing in ronde_wait. For stall reports.
- */
+/* Flag of a request: its caller can do nothing else until it ends, though not in ronde_wait. For stall reports. */
 #define RONDE_CALLER_WAITS 1u
 
 typedef struct ronde_request {
