@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-import zlib
+import itertools
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -13,24 +13,28 @@ import numpy as np
 from ronde import _core, _numpy
 from ronde._frontend import dtype_number
 from ronde._gradient_reducer import GradientReducer
-from ronde.process_sets import ProcessSet, set_id
+from ronde.process_sets import ProcessSet, engine_memory, set_id
 
 Array = Any  # of JAX, or what stands for one while a function is traced
 
 _TARGET = "ronde_allreduce"
+_numbers: "dict[int, itertools.count[int]]" = engine_memory()  # by process set
 
 
 class JaxReducer(GradientReducer):
     """All gradients of a step in one call, whatever options.groups says."""
 
+    _number: Optional[int] = None
+
     def key(self, variable: Any) -> Hashable:
         return id(variable)
 
     def prefix(self, variables: Sequence[Any]) -> Optional[str]:
-        """Made of shapes and dtypes, so two optimizers in one traced function, whose calls XLA may run side by side, have
-        names of their own in each trace and on each rank."""
-        shapes = [(str(variable.shape), str(variable.dtype)) for variable in variables]
-        return f"gradient.{zlib.crc32(repr(shapes).encode()):08x}"
+        """Optimizers are numbered as they are traced first, in the same order on all ranks: those of one traced function,
+        whose calls XLA may run side by side, have names of their own."""
+        if self._number is None:
+            self._number = next(_numbers.setdefault(set_id(self.options.process_set), itertools.count()))
+        return f"gradient.{self._number}"
 
     def in_one_group(self) -> bool:
         return True

@@ -116,4 +116,7 @@ def local_variables(layers: Any) -> list[Any]:
     several = layers if isinstance(layers, (list, tuple, set)) else [layers]
     if not all(hasattr(layer, "trainable_weights") for layer in several):
         raise ValueError(f"local_layers must be Keras layers, not {layers!r}")
+    for layer in several:
+        if not getattr(layer, "built", True):
+            raise ValueError(f"local_layers: layer '{layer.name}' is not built, so it has no weights yet")
     return [weight for layer in several for weight in layer.trainable_weights]

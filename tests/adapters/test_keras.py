@@ -301,6 +301,8 @@ def test_local_layers(environment: Environment) -> None:
         assert_close(model.get_weights()[2:], plain.get_weights()[2:], rtol=1e-5)
     with pytest.raises(ValueError, match="local_layers"):
         hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=3)
+    with pytest.raises(ValueError, match="layer 'late' is not built"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=keras.layers.Dense(1, name="late"))
 
 
 @pytest.mark.ranks(3)
@@ -404,6 +406,9 @@ def test_wrong_calls(environment: Environment) -> None:
     with pytest.raises(ValueError, match="backward_passes_per_step is 2 .* gradient_accumulation_steps is 3"):
         accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
         hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="MultiOptimizer cannot accumulate"):
+        several = keras.optimizers.MultiOptimizer({"": keras.optimizers.SGD(0.1)})
+        hvd.DistributedOptimizer(several, backward_passes_per_step=2)
     with pytest.raises(ValueError, match="drift"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, drift="panic")
     with pytest.raises(ValueError, match="initial_lr"):
@@ -440,6 +445,55 @@ def test_torch_compile(environment: Environment) -> None:
     assert_equal_everywhere(model)
 
 
+@on_backends
+@pytest.mark.ranks(2)
+def test_an_optimizer_that_becomes_distributed_between_two_fits(environment: Environment) -> None:
+    """What was compiled before does not go on; nor when a variable becomes local."""
+    import ronde.keras as hvd
+
+    with double_precision():
+        model, alone = make_model(), make_model()
+        fit(model, make_optimizer("sgd"), joined(2, 2), 2 * BATCH)
+        hvd.DistributedOptimizer(model.optimizer)
+        model.fit(*data(hvd.rank(), 2), batch_size=BATCH, shuffle=False, verbose=0)
+        fit(alone, make_optimizer("sgd"), joined(2, 2), 2 * BATCH, epochs=2)
+        assert_close(model.get_weights(), alone.get_weights())
+        model.optimizer.register_local_var(model.trainable_variables[-1])
+        model.fit(*data(hvd.rank(), 1), batch_size=BATCH, verbose=0)
+        everywhere = hvd.allgather_object(model.get_weights())
+        np.testing.assert_array_equal(everywhere[0][0], everywhere[1][0])
+        assert not np.array_equal(everywhere[0][-1], everywhere[1][-1])
+
+
+@on_jax
+@pytest.mark.ranks(2)
+def test_many_optimizers_in_one_compiled_step(environment: Environment) -> None:
+    """XLA runs independent ones side by side."""
+    import jax
+    import keras
+
+    import ronde.keras as hvd
+
+    count = 8
+    variables = [keras.Variable(np.zeros(64, np.float32)) for _ in range(count)]
+    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)) for _ in range(count)]
+    for optimizer, variable in zip(optimizers, variables):
+        optimizer.build([variable])
+
+    @jax.jit
+    def step(scale: Any) -> Any:
+        results = []
+        for number, (optimizer, variable) in enumerate(zip(optimizers, variables)):
+            grad = jax.numpy.full(64, scale * (number + 1))
+            states = [each.value for each in optimizer.variables]
+            results.append(optimizer.stateless_apply(states, [grad], [variable.value])[0][0])
+        return results
+
+    for _ in range(20):
+        for number, value in enumerate(step(hvd.rank() + 1.0)):
+            np.testing.assert_array_equal(value, np.full(64, -1.5 * (number + 1)))
+
+
 @on_jax
 @pytest.mark.ranks(2)
 def test_jax_without_foreign_functions(environment: Environment) -> None:
@@ -458,7 +512,7 @@ def test_jax_without_foreign_functions(environment: Environment) -> None:
         _jax._has_target = has_target
 
 
-@pytest.mark.parametrize("environment", [BACKENDS["tensorflow"], BACKENDS["torch"]])
+@on_backends
 @pytest.mark.ranks(2)
 def test_different_models_are_an_error_in_training(environment: Environment) -> None:
     """Without the callback, too; and the next model trains."""
@@ -679,6 +733,20 @@ def test_different_models_are_an_error_at_the_start(environment: Environment) ->
 
 @on_backends
 @pytest.mark.ranks(2)
+def test_different_numbers_of_batches_are_an_error_at_the_start(environment: Environment) -> None:
+    import ronde.keras as hvd
+
+    with pytest.raises(hvd.ArgumentError, match="batches per epoch: 3 on rank 0, 5 on rank 1"):
+        optimizer = hvd.DistributedOptimizer(make_optimizer("sgd"))
+        fit(make_model(), optimizer, data(hvd.rank(), 3 + 2 * hvd.rank()), callbacks=[start_callback()])
+    optimizer = hvd.DistributedOptimizer(make_optimizer("sgd"))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, drift="ignore")
+    fit(make_model(), optimizer, data(hvd.rank(), 3 + 2 * hvd.rank()), callbacks=[callback])
+    assert hvd.join() == 1
+
+
+@on_backends
+@pytest.mark.ranks(2)
 def test_metrics_are_averaged(environment: Environment) -> None:
     """Names that one rank does not have, a value that is no number; those that come later and History see the means."""
     import keras
@@ -760,6 +828,18 @@ def test_learning_rate_schedule_callback(environment: Environment) -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.7, momentum=0.9))
     history = fit(make_model(), optimizer, data(hvd.rank(), 2), epochs=5, callbacks=callbacks)
     np.testing.assert_allclose(history.history["lr"], [0.1, 0.05, 0.025, 0.001, 0.001], rtol=1e-6)
+    halving = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch, staircase=False)
+    for steps in (2, 4):  # the same callback in trainings of other lengths
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.7))
+        history = fit(make_model(), optimizer, data(hvd.rank(), steps), callbacks=[halving])
+        assert history.history["lr"][0] == pytest.approx(0.1 * 0.5 ** ((steps - 1) / steps))
+    muon = hvd.DistributedOptimizer(keras.optimizers.Muon(0.5))
+    model = make_model()
+    fit(model, muon, data(hvd.rank(), 1))
+    before = [np.array(keras.ops.convert_to_numpy(each)) for each in muon.variables[2:]]
+    callbacks[0].set_model(model)
+    callbacks[0]._set(0)  # its momentum does not contain the learning rate
+    assert_close([keras.ops.convert_to_numpy(each) for each in muon.variables[2:]], before, rtol=0)
     scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.8))
     with pytest.raises(ValueError, match="LearningRateSchedule"):
         fit(make_model(), hvd.DistributedOptimizer(scheduled), data(hvd.rank(), 1), callbacks=callbacks)

@@ -160,6 +160,44 @@ def test_save_load_and_train_on(environment: Environment, kind: str, tmp_path: P
 
 @on_keras_2
 @pytest.mark.ranks(2)
+def test_xla_is_switched_off(environment: Environment) -> None:
+    import ronde.tensorflow.keras as hvd
+
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(make_optimizer("adam")), "mse", jit_compile=True)
+    with pytest.warns(UserWarning, match="jit_compile is switched off"):
+        model.fit(*data(hvd.rank(), 2), batch_size=BATCH, verbose=0)
+    assert_equal_everywhere(model)
+
+
+@pytest.mark.parametrize("kind", ["adam", "legacy_adam"])
+@on_keras_2
+@pytest.mark.ranks(2)
+def test_restored_on_one_rank(environment: Environment, kind: str) -> None:
+    import ronde.tensorflow.keras as hvd
+
+    model = make_model(hvd.rank())
+    model.compile(hvd.DistributedOptimizer(make_optimizer(kind)), "mse")
+    if hvd.rank() == 1:
+        reference = make_model(1)
+        fit(reference, make_optimizer(kind), data(9, 4))
+        model.set_weights(reference.get_weights())
+        if kind == "adam":
+            model.optimizer.build(model.trainable_variables)
+        else:
+            model.optimizer._create_all_weights(model.trainable_variables)
+        for mine, theirs in zip(model.optimizer.variables, reference.optimizer.variables) if kind == "adam" else ():
+            mine.assign(theirs)
+        if kind != "adam":
+            model.optimizer.set_weights(reference.optimizer.get_weights())
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(1)
+    model.fit(*data(hvd.rank(), 4), batch_size=BATCH, verbose=0, callbacks=[start])
+    assert int(model.optimizer.iterations) == 8
+    assert_equal_everywhere(model)
+
+
+@on_keras_2
+@pytest.mark.ranks(2)
 def test_callbacks(environment: Environment) -> None:
     import tensorflow as tf
 

@@ -34,7 +34,8 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
             drift: what to do if weights differ: "raise", "warn" or "ignore", which compares nothing.
 
         Raises:
-            ArgumentError: when training begins, if ranks have different models.
+            ArgumentError: when training begins, if ranks have different models, or, unless `drift` is "ignore", different
+                numbers of batches.
             RuntimeError: at an epoch's end, if their weights differ; it names the first variable.
         """
 
@@ -59,11 +60,12 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
             self.broadcast_done = not self._process_set.included()
             if self.broadcast_done:
                 return
-            optimizer = self.model.optimizer
-            built = bool(self.model.built and self.model.weights)
-            if all(_objects.allgather_object(built, "keras.built", self._process_set)):
-                if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
-                    optimizer.build(self.model.trainable_variables)
+            own = (bool(self.model.built and self.model.weights), self.params.get("steps"))
+            everywhere = _objects.allgather_object(own, "keras.start", self._process_set)
+            if self._drift != "ignore":
+                self._check_steps([steps for _, steps in everywhere])
+            if all(built for built, _ in everywhere):
+                models.build(self.model.optimizer, self.model.trainable_variables)
                 self._broadcast()
 
         def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -89,6 +91,16 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
             if self._drift == "raise":
                 raise RuntimeError(text)
             warnings.warn(text, stacklevel=2)
+
+        def _check_steps(self, steps: list[Optional[int]]) -> None:
+            """Ranks with more batches than others would wait for them until the stall limit."""
+            if None not in steps and len(set(steps)) > 1:
+                numbers = ", ".join(
+                    f"{each} on rank {rank}" for rank, each in zip(self._process_set.ranks or (), steps)
+                )
+                raise _core.ArgumentError(
+                    f"ranks have different numbers of batches per epoch: {numbers}. Cut the data, or set steps_per_epoch"
+                )
 
         def _broadcast(self) -> None:
             models.settle(self.model)
@@ -150,6 +162,7 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
             self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
             self.staircase = staircase or not callable(multiplier)
             self.momentum_correction, self.steps_per_epoch = momentum_correction, steps_per_epoch
+            self._knows_steps = bool(steps_per_epoch)
             self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
             self._epoch = 0
 
@@ -160,7 +173,7 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
                     "the optimizer's learning rate is a LearningRateSchedule, which a callback cannot change: make the "
                     "optimizer with a number, or scale the schedule itself by the number of ranks"
                 )
-            if not self.staircase and not self.steps_per_epoch:
+            if not self.staircase and not self._knows_steps:
                 self.steps_per_epoch = self.params.get("steps")
                 if not self.steps_per_epoch:
                     raise ValueError(
@@ -289,9 +302,10 @@ def _is_number(metric: Any) -> bool:
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer with momentum, whose velocities contain the learning rate."""
+    """The variables of an optimizer with momentum whose velocities contain the learning rate: not those of Muon, say."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "momentum", 0):
+    contains_rate = any(base.__name__ in ("SGD", "RMSprop") for base in type(optimizer).__mro__)
+    if not contains_rate or not getattr(optimizer, "momentum", 0):
         return []
     if hasattr(optimizer, "get_slot_names"):  # Keras 2, legacy
         return [each for each in models.optimizer_variables(optimizer) if "momentum" in each.name]

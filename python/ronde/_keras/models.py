@@ -26,6 +26,15 @@ def optimizer_variables(optimizer: Any) -> list[Variable]:
     return list(variables() if callable(variables) else variables)  # a method in early releases
 
 
+def build(optimizer: Any, variables: Sequence[Variable]) -> None:
+    """The optimizer makes its variables, if it has not made them yet."""
+    if hasattr(optimizer, "build"):
+        if not getattr(optimizer, "built", False):
+            optimizer.build(variables)
+    elif hasattr(optimizer, "_create_all_weights"):  # Keras 2, legacy
+        optimizer._create_all_weights(variables)
+
+
 def value(variable: Variable) -> Any:
     """As a NumPy array."""
     return np.asarray(variable.numpy() if hasattr(variable, "numpy") else variable)

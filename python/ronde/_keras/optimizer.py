@@ -14,11 +14,13 @@ from typing import Any, Optional
 
 from ronde._gradient_options import GradientOptions
 from ronde._gradient_reducer import GradientReducer
+from ronde._keras import models
 
 Gradient = Any
 Variable = Any
 
 _ATTRIBUTE = "_ronde_distribution"  # of the optimizer
+_MADE_FOR = "_ronde_made_for"  # of the model: what its train function was made for
 
 
 def is_keras_optimizer(optimizer: Any) -> bool:
@@ -81,6 +83,7 @@ class Distribution:
         make_reducer: Callable[[], GradientReducer],
     ) -> None:
         self.optimizer, self.options, self.average_passes = optimizer, options, average_passes
+        self.locals = 0  # how many variables' gradients stay on this rank
         self._make_reducer = make_reducer
         self._made: Optional[GradientReducer] = None
         self._reduced_before = False  # gradients that come are those of all ranks already
@@ -101,6 +104,7 @@ class Distribution:
     def register_local(self, variable: Variable) -> None:
         """The gradient of this variable stays on this rank."""
         self.reducer.register_local(variable)
+        self.locals += 1
 
     def reduce(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
         return list(grads) if self._reduced_before else self.reducer.reduce(grads, variables)
@@ -140,6 +144,8 @@ class _Keras3(Distribution):
                 f"backward_passes_per_step is {passes} and the optimizer's gradient_accumulation_steps is {own}: give one"
             )
         if passes != 1 and not own:
+            if hasattr(self.optimizer, "optimizers"):
+                raise ValueError("backward_passes_per_step: Keras' MultiOptimizer cannot accumulate gradients")
             if self.optimizer.built:
                 raise ValueError(
                     "backward_passes_per_step: the optimizer is built already; wrap it before, or a new one"
@@ -246,10 +252,7 @@ class _Keras2(Distribution):
         if self._sums is None:
             self._sums = Accumulation(self.options.passes, self.average_passes)
         with tf.init_scope():  # not inside the branch below
-            if hasattr(self.optimizer, "build"):
-                self.optimizer.build(variables)
-            else:
-                self.optimizer._create_all_weights(variables)
+            models.build(self.optimizer, variables)
         sums, is_last = self._sums.add(grads, variables, lambda each: self.reduce(each, variables))
 
         def step() -> Any:
@@ -279,11 +282,10 @@ def _patch(optimizer_class: type) -> None:
     keras = sys.modules[name]
     if hasattr(optimizer_class, "apply"):
         _patch_loss_scaling(keras.optimizers.LossScaleOptimizer)
-        if _backend() == "tensorflow":
-            _patch_trainer(keras.Model)
     else:
         for each in keras.mixed_precision.LossScaleOptimizer.__subclasses__():
             _patch_loss_scaling(each)
+    _patch_trainer(keras.Model, not hasattr(optimizer_class, "apply") or _backend() == "tensorflow")
 
 
 @functools.lru_cache(maxsize=None)
@@ -343,17 +345,24 @@ def _apply_gradients(original: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=None)
-def _patch_trainer(model: Any) -> None:
-    """Models with a distributed optimizer are compiled without XLA, which cannot contain ronde's TensorFlow operations."""
+def _patch_trainer(model: Any, on_tensorflow: bool) -> None:
+    """Models whose optimizer became distributed, or has another local variable, since their train function was made, make a
+    new one. On TensorFlow they are compiled without XLA, which cannot contain ronde's operations."""
     original = model.make_train_function
 
     @functools.wraps(original)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        if distribution(getattr(self, "optimizer", None)) is not None and self.jit_compile and not self.run_eagerly:
+        ours = distribution(getattr(self, "optimizer", None))
+        if ours is None:
+            return original(self, force)
+        if on_tensorflow and self.jit_compile and not self.run_eagerly:
             warnings.warn(
                 "jit_compile is switched off for this model: XLA cannot contain ronde's operations", stacklevel=3
             )
             self.jit_compile = False
-        return original(self, force)
+        made_for = (ours, ours.locals)
+        outdated = getattr(self, _MADE_FOR, None) != made_for
+        object.__setattr__(self, _MADE_FOR, made_for)
+        return original(self, force or outdated)
 
     model.make_train_function = make_train_function
