@@ -1,7 +1,7 @@
 /* An allreduce of any number of host arrays inside of JAX's jit: one foreign function for a whole step.
  *
- * It returns when the operation has ended. XLA runs such calls on its own threads, in an order that it may choose
- * differently on each rank: a program must not have two of them that do not depend on each other.
+ * It returns when the operation has ended. XLA runs such calls on its own few threads, in an order that it may choose
+ * differently on each rank: of two calls in a program, one must wait for the other.
  */
 #include <cstring>
 #include <memory>
@@ -57,15 +57,15 @@ int32_t AllreduceNumber() {
   return -1;
 }
 
-/* Attributes: name (string), numbers (int32: reduction, process set, the arrays' dtypes by the core's numbers), scales
- * (float64: before, after). */
+/* Arguments: the arrays, and perhaps one more, which is only waited for. Attributes: name (string), numbers (int32:
+ * reduction, process set, the arrays' dtypes by the core's numbers), scales (float64: before, after). */
 Error* Allreduce(const CallFrame& call) {
   const auto* name = Attribute<Span>(call, "name");
   const auto* numbers = Attribute<Array>(call, "numbers");
   const auto* scales = Attribute<Array>(call, "scales");
-  const auto count = static_cast<size_t>(call.arguments.size);
+  const auto count = static_cast<size_t>(call.results.size);
   if (name == nullptr || numbers == nullptr || scales == nullptr || numbers->size != 2 + count || scales->size != 2 ||
-      call.results.size != call.arguments.size) {
+      call.arguments.size < call.results.size) {
     return NewError(call, kInvalidArgument, "ronde: this call is not one that ronde.keras makes");
   }
   const auto* number = static_cast<const int32_t*>(numbers->data);

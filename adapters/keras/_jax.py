@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import itertools
+import threading
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -18,6 +19,7 @@ from ronde.process_sets import ProcessSet, engine_memory, set_id
 Array = Any  # of JAX, or what stands for one while a function is traced
 
 _TARGET = "ronde_allreduce"
+_last = threading.local()
 _numbers: "dict[int, itertools.count[int]]" = engine_memory()  # by process set
 
 
@@ -59,7 +61,8 @@ def grouped_allreduce(
 ) -> list[Array]:
     """The allreduce of ronde._collectives, in eager mode and where a function is traced for jit.
 
-    A traced function must have one at most, or let each depend on the one before it.
+    Calls of one traced function follow one another: XLA would run independent ones in another order on each rank, and
+    each holds a thread of its few ones.
     """
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     dtypes = [dtype_number(array.dtype.name, array.dtype) for array in arrays]
@@ -68,7 +71,10 @@ def grouped_allreduce(
             _TARGET, shapes, has_side_effect=True, input_output_aliases={place: place for place in range(len(arrays))}
         )
         numbers = np.array([op, set_id(process_set), *dtypes], np.int32)
-        return list(call(*arrays, name=name, numbers=numbers, scales=np.array(scales, np.float64)))
+        before = _last_of_trace(arrays[0])
+        results = list(call(*arrays, *before, name=name, numbers=numbers, scales=np.array(scales, np.float64)))
+        _last.result = results[0]
+        return results if _is_traced(results[0]) else jax.block_until_ready(results)
 
     def on_host(*values: Any) -> list[Any]:
         return _numpy.grouped_allreduce(
@@ -79,6 +85,17 @@ def grouped_allreduce(
     from jax.experimental import io_callback
 
     return list(io_callback(on_host, shapes, *arrays, ordered=True))
+
+
+def _is_traced(array: Array) -> bool:
+    return isinstance(array, jax.core.Tracer)
+
+
+def _last_of_trace(array: Array) -> list[Array]:
+    """A result of the call before, if the same function was being traced: what the next call must wait for."""
+    last = getattr(_last, "result", None)
+    same = last is not None and _is_traced(last) and _is_traced(array) and last._trace is array._trace
+    return [last] if same else []
 
 
 @functools.lru_cache(maxsize=None)
