@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        raise AttributeError("ronde.keras.elastic: this release has no elastic training yet")
     if name != "run":
         raise AttributeError(f"module 'ronde.keras' has no attribute {name!r}")
     from ronde.launcher import run

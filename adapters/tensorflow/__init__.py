@@ -56,6 +56,8 @@ _LATER = {"SyncBatchNormalization": "ronde.tensorflow.sync_batch_norm", "run": "
 
 
 def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        raise AttributeError("ronde.tensorflow.elastic: this release has no elastic training yet")
     if name not in _LATER:
         raise AttributeError(f"module 'ronde.tensorflow' has no attribute {name!r}")
     from importlib import import_module

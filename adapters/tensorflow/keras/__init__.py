@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "elastic":
+        raise AttributeError("ronde.tensorflow.keras.elastic: this release has no elastic training yet")
     if name != "run":
         raise AttributeError(f"module 'ronde.tensorflow.keras' has no attribute {name!r}")
     from ronde.launcher import run

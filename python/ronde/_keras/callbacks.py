@@ -87,7 +87,9 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
                 if ours
                 else "the model's optimizer is not distributed: wrap it with DistributedOptimizer()"
             )
-            text = f"after epoch {epoch} ranks have different weights, first in '{models.name_of(differs)}': {advice}"
+            text = (
+                f"after epoch {epoch + 1} ranks have different weights, first in '{models.name_of(differs)}': {advice}"
+            )
             if self._drift == "raise":
                 raise RuntimeError(text)
             warnings.warn(text, stacklevel=2)

@@ -128,6 +128,7 @@ def make_frontend(keras: Any) -> SimpleNamespace:
         custom_optimizers: Optional[Iterable[type]] = None,
         custom_objects: Optional[dict[str, Any]] = None,
         compression: Optional[Compressor[Any]] = None,
+        compile: bool = True,
         **options: Any,
     ) -> Any:
         """Loads a model, whose optimizer comes back distributed and with its state.
@@ -136,10 +137,12 @@ def make_frontend(keras: Any) -> SimpleNamespace:
             filepath: of a file that model.save() wrote, with ronde or without.
             custom_optimizers: classes of optimizers that are not Keras's own.
             custom_objects: classes and functions of the file by name.
+            compile: False leaves the model without an optimizer.
             compression, options: as DistributedOptimizer's. The file has none of them; give those of before again.
         """
         objects = {each.__name__: each for each in custom_optimizers or ()}
-        model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
+        objects.update(custom_objects or {})
+        model = keras.models.load_model(filepath, custom_objects=objects or None, compile=compile)
         if getattr(model, "optimizer", None) is not None:
             model.optimizer = DistributedOptimizer(model.optimizer, compression=compression, **options)
         return model
@@ -147,7 +150,7 @@ def make_frontend(keras: Any) -> SimpleNamespace:
     def broadcast_global_variables(
         root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
     ) -> None:
-        """Gives every rank the root's weights and optimizer state of a model that is built.
+        """Gives every rank the root's weights and optimizer state of a model that is built; the optimizer need not be.
 
         Raises:
             ValueError: without a model: Keras 3 has no list of all variables.
@@ -155,6 +158,8 @@ def make_frontend(keras: Any) -> SimpleNamespace:
         if model is None:
             raise ValueError("broadcast_global_variables() needs the model: broadcast_global_variables(0, model)")
         optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            models.build(optimizer, model.trainable_variables)
         variables = [*model.weights, *(models.optimizer_variables(optimizer) if optimizer is not None else ())]
         models.broadcast(variables, root_rank, "keras.broadcast_global_variables", process_set)
 
