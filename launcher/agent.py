@@ -133,6 +133,8 @@ class Agent:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             reason = f"cannot start {command[0]!r} in {cwd}: {getattr(error, 'strerror', None) or error}"
+            if command[0].endswith(".py"):
+                reason += f"; to run a script, write: python {command[0]}"
             self.announce(rank, reason)
             self.send({"type": "exit", "rank": rank, "code": code, "error": reason})
             self.fail()

@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Any
 try:
     import keras as _keras
 except ImportError as error:
+    advice = "pip install keras"
+    if error.name not in (None, "keras"):
+        advice = f"pip install {error.name}, or set KERAS_BACKEND to tensorflow, torch or jax, whichever is installed"
     raise ImportError(
-        f"ronde.keras needs Keras, and the module 'keras' cannot be imported ({error}): pip install keras", name="keras"
+        f"ronde.keras needs Keras, and the module 'keras' cannot be imported ({error}): {advice}", name="keras"
     ) from error
 
 from ronde._common import *  # noqa: F403

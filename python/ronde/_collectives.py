@@ -449,7 +449,8 @@ class Collectives(ABC, Generic[T]):
     def join(self, device: int = -1) -> int:
         """This rank has no more data: it takes part in the others' operations with nothing, until all ranks have joined.
 
-        Returns: the rank that joined last. Averages still divide by the number of all ranks.
+        Returns: the rank that joined last. Averages still divide by the number of all ranks. Steps after a rank has
+            joined are not that rank's: to go on with equal weights, broadcast them from the rank that is returned.
         """
         handle = _core.submit(_core.OPS["join"], None, ())
         handle.wait()
