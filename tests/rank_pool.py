@@ -102,6 +102,8 @@ class Pool:
         return bool(self._processes)
 
     def close(self) -> None:
+        if not self.usable:
+            return
         for each in self._connections:
             each.close()
         for process in self._processes:
@@ -160,22 +162,26 @@ class Pool:
 
 
 class Pools:
-    """One pool for each number of ranks and environment."""
+    """One pool for each number of ranks and environment; of these the ones that were used last."""
+
+    _KEPT = 8  # a rank with a framework has some 0.5 GB
 
     def __init__(self) -> None:
         self._pools: dict[Any, Pool] = {}
 
     def run(self, size: int, environment: Mapping[str, str], job: Job) -> None:
         key = (size, frozenset(environment.items()))
-        pool = self._pools.get(key)
+        pool = self._pools.pop(key, None)
         if pool is None or not pool.usable:
-            pool = self._pools[key] = Pool(size, environment)
+            pool = Pool(size, environment)
+        self._pools[key] = pool  # at the end
+        while len(self._pools) > self._KEPT:
+            self._pools.pop(next(iter(self._pools))).close()
         pool.run(job)
 
     def close(self) -> None:
         for pool in self._pools.values():
-            if pool.usable:
-                pool.close()
+            pool.close()
 
 
 # ---- In a rank's process ----
