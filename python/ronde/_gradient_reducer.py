@@ -50,9 +50,8 @@ class GradientReducer(ABC):
             numbers[place] = len(numbers)
             (sparse if self.is_sparse(grad) else dense).append(place)
         groups = self._groups(dense, variables)
-        names = [
-            f"{numbers[group[0]]}" if len(group) == 1 else f"group.{number}" for number, group in enumerate(groups)
-        ]
+        grouped = self.options.groups or self.in_one_group()
+        names = [f"group.{number}" if grouped else f"{numbers[group[0]]}" for number, group in enumerate(groups)]
         sent = self.reduce_groups(
             [[grads[place] for place in group] for group in groups], [prefix and f"{prefix}.{name}" for name in names]
         )
