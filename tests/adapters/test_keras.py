@@ -810,6 +810,18 @@ def test_warm_up(environment: Environment) -> None:
         assert_close(model.get_weights(), alone.get_weights(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("environment", [BACKENDS["tensorflow"], BACKENDS["jax"]])
+@pytest.mark.ranks(2)
+def test_warm_up_ends_where_several_steps_are_one_call(environment: Environment) -> None:
+    import ronde.keras as hvd
+
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)
+    optimizer = hvd.DistributedOptimizer(make_optimizer("momentum"))
+    together = {"steps_per_execution": 4}
+    history = fit(make_model(), optimizer, data(hvd.rank(), 4), epochs=2, compile=together, callbacks=[warm_up])
+    assert history.history["lr"][-1] == pytest.approx(0.1)
+
+
 def gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     """Of make_model()'s mean squared error, by hand."""
     kernel, bias, last = weights

@@ -244,8 +244,11 @@ def make_callbacks(keras: Any) -> SimpleNamespace:
             self.warmup_epochs, self.verbose = warmup_epochs, verbose
 
         def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+            has_ended = epoch == self.warmup_epochs - 1
+            if has_ended:  # with steps_per_execution nobody has been asked before the last batch
+                self._set(self.warmup_epochs)
             super().on_epoch_end(epoch, logs)
-            if epoch == self.warmup_epochs - 1 and self.verbose:
+            if has_ended and self.verbose:
                 print(f"Epoch {epoch + 1}: warm-up has ended with learning rate {self._learning_rate():g}.")
 
     class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc,name-defined]
