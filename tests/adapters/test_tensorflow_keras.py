@@ -72,6 +72,15 @@ def test_another_backend_is_refused(environment: Environment) -> None:
         import ronde.tensorflow.keras  # noqa: F401
 
 
+@on_keras_2
+@pytest.mark.ranks(1)
+def test_keras_3_refuses_optimizers_of_keras_2(environment: Environment) -> None:
+    import ronde.keras as hvd
+
+    with pytest.raises(TypeError, match="one of Keras 2: import ronde.tensorflow.keras"):
+        hvd.DistributedOptimizer(make_optimizer("adam"))
+
+
 @pytest.mark.parametrize("kind", ["momentum", "adam", "adamw", "clipped", *LEGACY])
 @on_keras_2
 @pytest.mark.ranks(2)

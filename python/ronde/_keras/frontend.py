@@ -97,6 +97,10 @@ def make_frontend(keras: Any) -> SimpleNamespace:
             raise TypeError(
                 f"DistributedOptimizer needs an optimizer of Keras, not a {kind.__module__}.{kind.__name__}"
             )
+        if hasattr(keras, "ops") and not hasattr(optimizer, "apply") and not hasattr(optimizer, "inner_optimizer"):
+            raise TypeError(
+                "this optimizer is one of Keras 2: import ronde.tensorflow.keras, with TF_USE_LEGACY_KERAS=1"
+            )
         options = GradientOptions(
             compression=compression or compressions.none,
             op=op,
