@@ -1,4 +1,4 @@
-"""Gradients of all ranks inside of JAX's jit: one call for all gradients of a step, so no two can be out of order."""
+"""Gradients of all ranks inside of JAX's jit: one call for all gradients of an optimizer's step."""
 
 import ctypes
 import functools
@@ -73,8 +73,10 @@ def grouped_allreduce(
         numbers = np.array([op, set_id(process_set), *dtypes], np.int32)
         before = _last_of_trace(arrays[0])
         results = list(call(*arrays, *before, name=name, numbers=numbers, scales=np.array(scales, np.float64)))
+        if not _is_traced(results[0]):
+            return jax.block_until_ready(results)
         _last.result = results[0]
-        return results if _is_traced(results[0]) else jax.block_until_ready(results)
+        return results
 
     def on_host(*values: Any) -> list[Any]:
         return _numpy.grouped_allreduce(
@@ -94,7 +96,7 @@ def _is_traced(array: Array) -> bool:
 def _last_of_trace(array: Array) -> list[Array]:
     """A result of the call before, if the same function was being traced: what the next call must wait for."""
     last = getattr(_last, "result", None)
-    same = last is not None and _is_traced(last) and _is_traced(array) and last._trace is array._trace
+    same = last is not None and _is_traced(array) and last._trace is array._trace
     return [last] if same else []
 
 
