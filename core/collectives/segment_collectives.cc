@@ -1,8 +1,9 @@
 #include "collectives/segment_collectives.h"
 
 #include <algorithm>
+#include <array>
 
-#include "base/types.h"
+#include "collectives/segment_steps.h"
 
 namespace ronde {
 namespace {
@@ -12,99 +13,21 @@ constexpr std::size_t kOnePhaseBytes = 65536;
 // How many chunks packing runs ahead of reducing, and reducing ahead of unpacking.
 constexpr std::uint64_t kAhead = 1;
 
-Deadline WaitLimit(const SegmentCall& call) {
-  return call.wait_seconds > 0 ? After(call.wait_seconds) : Deadline::max();
-}
-
-// One call's steps that all algorithms share.
-class Steps {
- public:
-  explicit Steps(const SegmentCall& call)
-      : call_(call), readers_(std::make_shared<const std::vector<int>>(call.group.members)) {}
-
-  const Group& group() const { return call_.group; }
-  int me() const { return call_.group.me; }
-  std::byte* Slot(int member, std::uint64_t chunk) const {
-    return call_.slots.Slot(group().members[member], call_.first_chunk + chunk);
-  }
-  Result Acquire(std::uint64_t chunk) {
-    return call_.slots.Acquire(call_.first_chunk + chunk, readers_, WaitLimit(call_));
-  }
-  void Publish(Segment::Stage stage, std::uint64_t chunk) {
-    call_.segment.Publish(stage, call_.first_chunk + chunk + 1);
-  }
-  Result Await(int member, Segment::Stage stage, std::uint64_t chunk) {
-    return call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit(call_));
-  }
-  Result AwaitOthers(Segment::Stage stage, std::uint64_t chunk) {
-    for (int m = 0; m < group().size(); ++m) {
-      if (m != me()) RONDE_RETURN_IF_ERROR(Await(m, stage, chunk));
-    }
-    return Ok();
-  }
-  // All counters pass the operation's last chunk, whatever stages it used.
-  Result Finish(std::uint64_t chunks) {
-    for (auto stage : {Segment::kPacked, Segment::kReduced, Segment::kConsumed}) Publish(stage, chunks - 1);
-    return Ok();
-  }
-
-  // Copies [begin, end) of the inputs to `to`.
-  static void Pack(const Stream& stream, std::size_t begin, std::size_t end, std::byte* to) {
-    stream.ForRange(begin, end, [&](const Piece& piece, std::size_t offset) {
-      if (piece.input != nullptr) math::Copy(to + offset, piece.input, piece.bytes);
-    });
-  }
-  static void Unpack(const Stream& stream, std::size_t begin, std::size_t end, const std::byte* from) {
-    stream.ForRange(begin, end, [&](const Piece& piece, std::size_t offset) {
-      if (piece.output != nullptr) math::Copy(piece.output, from + offset, piece.bytes);
-    });
-  }
-  static void CopyAcross(const Stream& stream) {
-    stream.ForRange(0, stream.bytes(), [](const Piece& piece, std::size_t) {
-      if (piece.input && piece.output && piece.input != piece.output) {
-        math::Copy(piece.output, piece.input, piece.bytes);
-      }
-    });
-  }
-  // Reduces [begin, end) of all members' data into the own output and, if wanted, a slot. `at` gives where a
-  // neighbour's bytes for `begin` lie.
-  template <class At>
-  void Reduce(const math::ReduceSpec& spec, const Stream& own, std::size_t begin, std::size_t end, At&& at,
-              std::byte* also) {
-    const std::size_t element = Info(spec.dtype).size;
-    own.ForRange(begin, end, [&](const Piece& piece, std::size_t offset) {
-      sources_.clear();
-      for (int m = 0; m < group().size(); ++m) {
-        if (!group().Contributes(m)) continue;
-        sources_.push_back(m == me() ? piece.input : at(m) + offset);
-      }
-      std::byte* second = also ? also + offset : nullptr;
-      std::byte* first = piece.output;
-      if (first == nullptr) std::swap(first, second);  // joined: the result is only for the others
-      if (first != nullptr) math::Reduce(spec, sources_, first, second, piece.bytes / element);
-    });
-  }
-
- private:
-  const SegmentCall& call_;
-  std::shared_ptr<const std::vector<int>> readers_;
-  std::vector<const void*> sources_;
-};
-
 bool OnePhase(std::size_t bytes, std::size_t chunk_bytes) { return bytes <= std::min(kOnePhaseBytes, chunk_bytes); }
 
 Result AllreduceOnePhase(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data) {
-  Steps steps(call);
+  SegmentSteps steps(call);
   RONDE_RETURN_IF_ERROR(steps.Acquire(0));
-  Steps::Pack(data, 0, data.bytes(), steps.Slot(steps.me(), 0));
+  SegmentSteps::Pack(data, 0, data.bytes(), steps.Slot(0));
   steps.Publish(Segment::kPacked, 0);
   RONDE_RETURN_IF_ERROR(steps.AwaitOthers(Segment::kPacked, 0));
-  steps.Reduce(spec, data, 0, data.bytes(), [&](int m) { return steps.Slot(m, 0); }, nullptr);
+  RONDE_RETURN_IF_ERROR(steps.ViewAll(0));
+  RONDE_RETURN_IF_ERROR(steps.Reduce(spec, 0, data, 0, data.bytes(), nullptr));
   return steps.Finish(1);
 }
 
 Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data) {
-  Steps steps(call);
+  SegmentSteps steps(call);
   const int me = steps.me();
   const int members = steps.group().size();
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
@@ -113,12 +36,14 @@ Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, 
   auto share = [&](std::uint64_t k, int m) {
     return ShareOf(std::min(data.bytes() - start(k), chunk_bytes), m, members);
   };
+  std::array<bool, 2 * kAhead + 1> lent{};  // by this rank, of the chunks in work
   for (std::uint64_t i = 0; i < chunks + 2 * kAhead; ++i) {
     if (i < chunks) {  // pack what others reduce
       RONDE_RETURN_IF_ERROR(steps.Acquire(i));
-      for (int m = 0; m < members; ++m) {
+      lent[i % lent.size()] = steps.Lend(i, data, start(i), start(i) + chunk_bytes, /*results=*/true);
+      for (int m = 0; m < members && !lent[i % lent.size()]; ++m) {
         Share s = share(i, m);
-        if (m != me) Steps::Pack(data, start(i) + s.begin, start(i) + s.end, steps.Slot(me, i) + s.begin);
+        if (m != me) SegmentSteps::Pack(data, start(i) + s.begin, start(i) + s.end, steps.Slot(i) + s.begin);
       }
       steps.Publish(Segment::kPacked, i);
     }
@@ -126,18 +51,18 @@ Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, 
       std::uint64_t k = i - kAhead;
       RONDE_RETURN_IF_ERROR(steps.AwaitOthers(Segment::kPacked, k));
       Share s = share(k, me);
-      steps.Reduce(
-          spec, data, start(k) + s.begin, start(k) + s.end, [&](int m) { return steps.Slot(m, k) + s.begin; },
-          steps.Slot(me, k) + s.begin);
+      RONDE_RETURN_IF_ERROR(steps.ViewAll(k));
+      std::byte* also = lent[k % lent.size()] ? nullptr : steps.Slot(k) + s.begin;
+      RONDE_RETURN_IF_ERROR(steps.Reduce(spec, s.begin, data, start(k) + s.begin, start(k) + s.end, also));
       steps.Publish(Segment::kReduced, k);
     }
     if (i >= 2 * kAhead) {  // take the others' results
       std::uint64_t k = i - 2 * kAhead;
-      for (int j = 1; j < members; ++j) {
+      for (int j = 1; j < members && !lent[k % lent.size()]; ++j) {  // into lent memory they have written them
         int m = (me + j) % members;
         RONDE_RETURN_IF_ERROR(steps.Await(m, Segment::kReduced, k));
         Share s = share(k, m);
-        Steps::Unpack(data, start(k) + s.begin, start(k) + s.end, steps.Slot(m, k) + s.begin);
+        RONDE_RETURN_IF_ERROR(steps.Unpack(m, k, s.begin, data, start(k) + s.begin, start(k) + s.end));
       }
       steps.Publish(Segment::kConsumed, k);
     }
@@ -161,27 +86,27 @@ Result Allreduce(const SegmentCall& call, const math::ReduceSpec& spec, const St
 }
 
 Result Broadcast(const SegmentCall& call, int root_member, const Stream& data) {
-  Steps steps(call);
+  SegmentSteps steps(call);
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
   const std::uint64_t chunks = ChunksOf(data.bytes(), chunk_bytes);
   for (std::uint64_t k = 0; k < chunks; ++k) {
     std::size_t begin = static_cast<std::size_t>(k) * chunk_bytes;
     if (steps.me() == root_member) {
       RONDE_RETURN_IF_ERROR(steps.Acquire(k));
-      Steps::Pack(data, begin, begin + chunk_bytes, steps.Slot(root_member, k));
+      steps.Bring(k, data, begin, begin + chunk_bytes);
       steps.Publish(Segment::kPacked, k);
     } else {
       RONDE_RETURN_IF_ERROR(steps.Await(root_member, Segment::kPacked, k));
-      Steps::Unpack(data, begin, begin + chunk_bytes, steps.Slot(root_member, k));
+      RONDE_RETURN_IF_ERROR(steps.Unpack(root_member, k, 0, data, begin, begin + chunk_bytes));
       steps.Publish(Segment::kConsumed, k);
     }
   }
-  if (steps.me() == root_member) Steps::CopyAcross(data);
+  if (steps.me() == root_member) SegmentSteps::CopyAcross(data);
   return steps.Finish(chunks);
 }
 
 Result Allgather(const SegmentCall& call, const std::vector<Stream>& gathered) {
-  Steps steps(call);
+  SegmentSteps steps(call);
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
   std::size_t longest = 0;
   for (const auto& stream : gathered) longest = std::max(longest, stream.bytes());
@@ -191,24 +116,24 @@ Result Allgather(const SegmentCall& call, const std::vector<Stream>& gathered) {
     std::size_t begin = static_cast<std::size_t>(k) * chunk_bytes;
     if (begin < gathered[me].bytes()) {
       RONDE_RETURN_IF_ERROR(steps.Acquire(k));
-      Steps::Pack(gathered[me], begin, begin + chunk_bytes, steps.Slot(me, k));
+      steps.Bring(k, gathered[me], begin, begin + chunk_bytes);
     }
     steps.Publish(Segment::kPacked, k);
     for (int j = 1; j < steps.group().size(); ++j) {
       int m = (me + j) % steps.group().size();
       if (begin >= gathered[m].bytes()) continue;
       RONDE_RETURN_IF_ERROR(steps.Await(m, Segment::kPacked, k));
-      Steps::Unpack(gathered[m], begin, begin + chunk_bytes, steps.Slot(m, k));
+      RONDE_RETURN_IF_ERROR(steps.Unpack(m, k, 0, gathered[m], begin, begin + chunk_bytes));
     }
     steps.Publish(Segment::kConsumed, k);
   }
-  Steps::CopyAcross(gathered[me]);
+  SegmentSteps::CopyAcross(gathered[me]);
   return steps.Finish(chunks);
 }
 
 Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<Stream>& received,
                 const std::vector<std::size_t>& offsets, std::size_t longest) {
-  Steps steps(call);
+  SegmentSteps steps(call);
   const std::size_t chunk_bytes = call.slots.chunk_bytes();
   const std::uint64_t chunks = ChunksOf(longest, chunk_bytes);
   const int me = steps.me();
@@ -217,7 +142,7 @@ Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<S
     std::size_t end = begin + chunk_bytes;
     if (begin < sent.bytes()) {
       RONDE_RETURN_IF_ERROR(steps.Acquire(k));
-      Steps::Pack(sent, begin, end, steps.Slot(me, k));
+      steps.Bring(k, sent, begin, end);
     }
     steps.Publish(Segment::kPacked, k);
     for (int j = 0; j < steps.group().size(); ++j) {
@@ -226,7 +151,8 @@ Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<S
       std::size_t to = std::min(end, offsets[m] + received[m].bytes());
       if (from >= to) continue;
       RONDE_RETURN_IF_ERROR(steps.Await(m, Segment::kPacked, k));
-      Steps::Unpack(received[m], from - offsets[m], to - offsets[m], steps.Slot(m, k) + (from - begin));
+      RONDE_RETURN_IF_ERROR(
+          steps.Unpack(m, k, from - begin, received[m], from - offsets[m], to - offsets[m]));
     }
     steps.Publish(Segment::kConsumed, k);
   }
@@ -234,7 +160,7 @@ Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<S
 }
 
 Result Reducescatter(const SegmentCall& call, const math::ReduceSpec& spec, const std::vector<Stream>& shards) {
-  Steps steps(call);
+  SegmentSteps steps(call);
   const int me = steps.me();
   const int members = steps.group().size();
   const std::size_t piece = PieceBytes(call.slots.chunk_bytes(), members);
@@ -250,7 +176,7 @@ Result Reducescatter(const SegmentCall& call, const math::ReduceSpec& spec, cons
       RONDE_RETURN_IF_ERROR(steps.Acquire(i));
       std::size_t begin = static_cast<std::size_t>(i) * piece;
       for (int m = 0; m < members; ++m) {
-        if (m != me) Steps::Pack(shards[m], begin, begin + piece, steps.Slot(me, i) + m * piece);
+        if (m != me) SegmentSteps::Pack(shards[m], begin, begin + piece, steps.Slot(i) + m * piece);
       }
       steps.Publish(Segment::kPacked, i);
     }
@@ -258,8 +184,8 @@ Result Reducescatter(const SegmentCall& call, const math::ReduceSpec& spec, cons
       std::uint64_t k = i - kAhead;
       std::size_t begin = static_cast<std::size_t>(k) * piece;
       RONDE_RETURN_IF_ERROR(steps.AwaitOthers(Segment::kPacked, k));
-      steps.Reduce(
-          spec, shards[me], begin, begin + piece, [&](int m) { return steps.Slot(m, k) + me * piece; }, nullptr);
+      RONDE_RETURN_IF_ERROR(steps.ViewAll(k));
+      RONDE_RETURN_IF_ERROR(steps.Reduce(spec, me * piece, shards[me], begin, begin + piece, nullptr));
       steps.Publish(Segment::kConsumed, k);
     }
   }

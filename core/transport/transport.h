@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "transport/shared_heap.h"
 
 namespace ronde {
 
@@ -56,7 +58,8 @@ class Mailbox {
   virtual Result Flush(Deadline deadline) = 0;
 };
 
-// Memory that the ranks of one host read in each other: every rank owns a ring of bytes and three progress counters.
+// Memory that the ranks of one host read in each other: every rank owns a ring of bytes, three progress counters and a
+// heap of memory to lend, out of which its process may have tensors.
 // Counters are 64-bit, only grow, and count chunks job-wide in Go order (see collectives/chunks.h). The owner writes
 // its ring and counters; the others only read. Used by the executor thread, Abort aside.
 class Segment {
@@ -79,6 +82,15 @@ class Segment {
   // Returns when the peer's counter is at least `count` (acquire order).
   virtual Result Await(int peer, Stage stage, std::uint64_t count, Deadline deadline) = 0;
   virtual void Abort(const Result& cause) = 0;
+
+  // This rank's heap; null: it has none. Outlives the segment as long as somebody holds it.
+  virtual std::shared_ptr<SharedHeap> heap() const = 0;
+  // A rank's heap in this process's address space; empty: it has none.
+  virtual std::span<std::byte> PeerHeap(int rank) const = 0;
+  // For good: this rank touches no neighbour's memory any more, whatever it has consumed. Any thread.
+  virtual void Leave() = 0;
+  // Waits until the peer has consumed `count` chunks or left. False: the deadline passed first. Abort does not end it.
+  virtual bool AwaitLeft(int peer, std::uint64_t count, Deadline deadline) = 0;
 };
 
 }  // namespace ronde

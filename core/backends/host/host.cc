@@ -17,6 +17,9 @@
 namespace ronde {
 namespace {
 
+// How long an operation that failed waits for its neighbours to be done with memory that it lent.
+constexpr double kLeaveSeconds = 2;
+
 // Plain IEEE arithmetic on a borrowed thread: frameworks flush denormals on theirs. Restores what it found.
 class PlainArithmetic {
  public:
@@ -170,10 +173,12 @@ class HostBackend final : public Backend {
     {
       std::lock_guard lock(mutex_);
       cause = abort_;
+      running_ = cause.ok();
     }
     if (cause.ok()) {
       PlainArithmetic plain;
       cause = RunNow(operation);
+      if (config_.segment != nullptr) Leave(operation, cause);
     }
     done(cause);
   }
@@ -183,11 +188,37 @@ class HostBackend final : public Backend {
       std::lock_guard lock(mutex_);
       if (abort_.ok()) abort_ = cause;
     }
-    if (config_.segment != nullptr) config_.segment->Abort(cause);
+    if (config_.segment != nullptr) {
+      config_.segment->Abort(cause);
+      std::lock_guard lock(mutex_);
+      if (!running_) config_.segment->Leave();
+    }
     if (config_.transport != nullptr) config_.transport->Abort(cause);
   }
 
  private:
+  // The end of a run. After a failure nothing runs any more. Memory that the operation may have lent goes back to its
+  // owner only when the neighbours do not read it any more; those that are dead or stopped do not.
+  void Leave(const FusedOperation& operation, const Result& result) {
+    {
+      std::lock_guard lock(mutex_);
+      running_ = false;
+      if (!result.ok() || !abort_.ok()) config_.segment->Leave();
+    }
+    if (result.ok()) return;
+    auto heap = config_.segment->heap();
+    const bool lent = heap && std::any_of(operation.tensors.begin(), operation.tensors.end(), [&](const auto& tensor) {
+      return heap->Find(tensor.input, 1).has_value();
+    });
+    if (!lent) return;
+    const Deadline deadline = After(kLeaveSeconds);
+    const std::uint64_t end = operation.first_chunk + Chunks(operation);
+    for (int rank : config_.segment->ranks()) {
+      if (std::find(operation.members.begin(), operation.members.end(), rank) == operation.members.end()) continue;
+      if (rank != config_.segment->rank()) (void)config_.segment->AwaitLeft(rank, end, deadline);
+    }
+  }
+
   static std::size_t LongestSent(const FusedOperation& operation) {
     const std::size_t members = operation.members.size();
     std::size_t longest = 0;
@@ -238,7 +269,8 @@ class HostBackend final : public Backend {
     if (slots_->slots() < SlotRing::kMinSlots) {
       return Result(Code::kArgument, "RONDE_RING_BYTES (" + std::to_string(config_.segment->ring_bytes()) +
                                          ") must hold at least " + std::to_string(SlotRing::kMinSlots) +
-                                         " chunks of RONDE_CHUNK_BYTES (" + std::to_string(config_.chunk_bytes) + ")");
+                                         " chunks of RONDE_CHUNK_BYTES (" + std::to_string(config_.chunk_bytes) +
+                                         "), each with " + std::to_string(sizeof(Place)) + " bytes more");
     }
     return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds}, safe,
                  group, spec);
@@ -303,8 +335,9 @@ class HostBackend final : public Backend {
 
   HostBackendConfig config_;
   std::optional<SlotRing> slots_;
-  std::mutex mutex_;  // guards abort_
+  std::mutex mutex_;  // guards both
   Result abort_;
+  bool running_ = false;
 };
 
 }  // namespace

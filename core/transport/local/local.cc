@@ -7,7 +7,9 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "transport/local/factory.h"
@@ -17,6 +19,8 @@ namespace ronde {
 namespace {
 
 constexpr int kYields = 40;
+constexpr std::size_t kAlign = 4096;  // of rings and heaps
+constexpr auto kLeftPause = std::chrono::microseconds(200);
 
 Result PeerGone(int peer) { return Result(Code::kPeerLost, "rank " + std::to_string(peer) + " is gone"); }
 
@@ -32,11 +36,14 @@ bool SleepUntil(std::condition_variable& changed, std::unique_lock<std::mutex>& 
 
 class LocalHub {
  public:
-  LocalHub(int size, std::size_t ring_bytes) : size(size), ring_bytes(ring_bytes), ranks(size) {
+  LocalHub(int size, std::size_t ring_bytes, std::size_t heap_bytes)
+      : size(size), ring_bytes(ring_bytes), heap_bytes(heap_bytes), ranks(size) {
     for (auto& rank : ranks) {
-      rank.memory.reset(new std::byte[ring_bytes + 64]);
+      rank.memory.reset(new std::byte[ring_bytes + heap_bytes + kAlign]);
       auto address = reinterpret_cast<std::uintptr_t>(rank.memory.get());
-      rank.ring = rank.memory.get() + (64 - address % 64) % 64;
+      rank.heap_memory = rank.memory.get() + (kAlign - address % kAlign) % kAlign;
+      rank.ring = rank.heap_memory + heap_bytes;
+      if (heap_bytes > 0) rank.heap.emplace(rank.heap_memory, heap_bytes, nullptr, nullptr);
     }
   }
 
@@ -50,6 +57,9 @@ class LocalHub {
     // Its part of the segment.
     std::unique_ptr<std::byte[]> memory;
     std::byte* ring = nullptr;
+    std::byte* heap_memory = nullptr;
+    std::optional<SharedHeap> heap;
+    std::atomic<bool> left{false};
     std::atomic<std::uint64_t> counters[Segment::kNumStages] = {};
     std::atomic<int> sleepers = 0;      // of its peers, on `published`
     std::condition_variable published;  // a counter grew, or somebody's segment was aborted
@@ -66,15 +76,16 @@ class LocalHub {
 
   const int size;
   const std::size_t ring_bytes;
-  std::mutex mutex;  // guards all but rings, counters and sleepers
+  const std::size_t heap_bytes;
+  std::mutex mutex;  // guards all but rings, heaps, counters, left and sleepers
   std::vector<PerRank> ranks;
   Queues sends, receives;  // those that nothing has answered yet; owned by their transports
   std::set<int> gone;
   std::set<std::pair<int, int>> met;  // lower rank first: mailboxes between which a message went
 };
 
-std::shared_ptr<LocalHub> CreateLocalHub(int size, std::size_t ring_bytes) {
-  return std::make_shared<LocalHub>(size, ring_bytes);
+std::shared_ptr<LocalHub> CreateLocalHub(int size, std::size_t ring_bytes, std::size_t heap_bytes) {
+  return std::make_shared<LocalHub>(size, ring_bytes, heap_bytes);
 }
 
 namespace {
@@ -301,6 +312,22 @@ class LocalSegment final : public Segment {
     if (!abort_.ok()) return;
     abort_ = cause;
     for (auto& peer : hub_->ranks) peer.published.notify_all();
+  }
+  std::shared_ptr<SharedHeap> heap() const override {
+    auto& heap = hub_->ranks[rank_].heap;
+    return heap ? std::shared_ptr<SharedHeap>(hub_, &*heap) : nullptr;
+  }
+  std::span<std::byte> PeerHeap(int rank) const override {
+    return {hub_->ranks[rank].heap_memory, hub_->heap_bytes};
+  }
+  void Leave() override { hub_->ranks[rank_].left.store(true); }
+  bool AwaitLeft(int peer, std::uint64_t count, Deadline deadline) override {
+    auto& theirs = hub_->ranks[peer];
+    while (!theirs.left.load() && theirs.counters[kConsumed].load() < count) {
+      if (Now() >= deadline) return false;
+      std::this_thread::sleep_for(kLeftPause);
+    }
+    return true;
   }
 
  private:

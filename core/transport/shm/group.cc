@@ -14,15 +14,19 @@ namespace ronde {
 namespace {
 
 constexpr int kReserveTries = 100;  // signals interrupt it
-constexpr std::size_t kMaxRingBytes = std::size_t{1} << 46;
+constexpr std::size_t kMaxBytes = std::size_t{1} << 46;  // of a ring, and of a heap
 
 Result SystemError(const std::string& what) { return Result(Code::kTransport, what + ": " + std::strerror(errno)); }
 
+std::size_t HeapOffset(std::size_t ring_bytes) {
+  return kShmHeaderBytes + (ring_bytes + kShmHeapAlign - 1) / kShmHeapAlign * kShmHeapAlign;
+}
+
 // Room first: a store into a full file system would be a bus error.
-Result Reserve(int descriptor, std::size_t bytes, const std::string& where) {
+Result Reserve(int descriptor, std::size_t offset, std::size_t bytes, const std::string& where) {
   int error = EINTR;
   for (int tries = 0; error == EINTR && tries < kReserveTries; ++tries) {
-    error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+    error = posix_fallocate(descriptor, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   }
   if (error == 0) return Ok();
   return Result(Code::kTransport, "no room for " + std::to_string(bytes) + " bytes of shared memory in " + where +
@@ -36,15 +40,24 @@ ShmMapping::~ShmMapping() {
 }
 
 Result ShmMapping::Map(int descriptor, std::size_t ring_bytes, bool own) {
-  bytes_ = kShmHeaderBytes + ring_bytes;
+  struct stat status{};
+  if (fstat(descriptor, &status) != 0) return SystemError("cannot look at shared memory");
+  bytes_ = static_cast<std::size_t>(status.st_size);
+  heap_offset_ = HeapOffset(ring_bytes);
+  if (bytes_ < heap_offset_) {
+    return Result(Code::kTransport, "shared memory has " + std::to_string(bytes_) + " bytes instead of at least " +
+                                        std::to_string(heap_offset_));
+  }
   void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (base == MAP_FAILED) return SystemError("cannot map shared memory");
   base_ = static_cast<std::byte*>(base);
   // A forked child must not hold on to, or write into, the rings of a job it is not part of.
   if (madvise(base_, bytes_, MADV_DONTFORK) != 0) return SystemError("cannot keep shared memory from children");
-  if (!own && mprotect(base_ + kShmHeaderBytes, ring_bytes, PROT_READ) != 0) {
+  if (!own && mprotect(base_ + kShmHeaderBytes, heap_offset_ - kShmHeaderBytes, PROT_READ) != 0) {
     return SystemError("cannot protect shared memory");
   }
+  // A core dump has no use for what may be as large as the host's memory.
+  if (!heap().empty()) (void)madvise(heap().data(), heap().size(), MADV_DONTDUMP);
   return Ok();
 }
 
@@ -53,8 +66,9 @@ ShmPart::~ShmPart() {
 }
 
 Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
-  if (config.ring_bytes > kMaxRingBytes) {
-    return Result(Code::kArgument, "a ring of " + std::to_string(config.ring_bytes) + " bytes is too large");
+  for (std::size_t bytes : {config.ring_bytes, config.heap_bytes}) {
+    if (bytes <= kMaxBytes) continue;
+    return Result(Code::kArgument, "shared memory of " + std::to_string(bytes) + " bytes is too large");
   }
   auto part = std::make_shared<ShmPart>(config);
   std::string where = "a memfd";
@@ -67,11 +81,27 @@ Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
     // Neighbours get the descriptor, so the name can go at once: nothing stays after a kill.
     unlink(where.c_str());
   }
-  RONDE_RETURN_IF_ERROR(Reserve(part->descriptor, kShmHeaderBytes + config.ring_bytes, where));
+  const std::size_t heap_offset = HeapOffset(config.ring_bytes);
+  RONDE_RETURN_IF_ERROR(Reserve(part->descriptor, 0, heap_offset, where));
+  if (ftruncate(part->descriptor, static_cast<off_t>(heap_offset + config.heap_bytes)) != 0) {
+    return SystemError("cannot make room for a heap in " + where);
+  }
   // Nobody who holds the descriptor can cut pages from under the others. A kernel without sealing does without.
   if (is_memfd) (void)fcntl(part->descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   RONDE_RETURN_IF_ERROR(part->mapping.Map(part->descriptor, config.ring_bytes, /*own=*/true));
   new (&part->mapping.header()) ShmHeader{};
+  part->mapping.header().ring_bytes = config.ring_bytes;
+  if (auto heap = part->mapping.heap(); !heap.empty()) {
+    part->heap.emplace(
+        heap.data(), heap.size(),
+        [descriptor = part->descriptor, heap_offset, where](std::size_t offset, std::size_t bytes) {
+          return Reserve(descriptor, heap_offset + offset, bytes, where);
+        },
+        [descriptor = part->descriptor, heap_offset](std::size_t offset, std::size_t bytes) {
+          (void)fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                          static_cast<off_t>(heap_offset + offset), static_cast<off_t>(bytes));
+        });
+  }
   return part;
 }
 
@@ -89,15 +119,13 @@ Result ShmGroup::MapPeers(const std::vector<int>& descriptors) {
       continue;
     }
     const std::string whose = "rank " + std::to_string(ranks_[i]) + "'s shared memory";
-    struct stat status{};
-    if (fstat(descriptors[i], &status) != 0) return SystemError("cannot look at " + whose);
-    if (static_cast<std::size_t>(status.st_size) != kShmHeaderBytes + config().ring_bytes) {
-      return Result(Code::kTransport, whose + " has " + std::to_string(status.st_size) + " bytes instead of " +
-                                          std::to_string(kShmHeaderBytes + config().ring_bytes));
-    }
     peers_.push_back(std::make_unique<ShmMapping>());
     Result mapped = peers_.back()->Map(descriptors[i], config().ring_bytes, /*own=*/false);
     if (!mapped.ok()) return mapped.Because(whose);
+    if (std::uint64_t theirs = peers_.back()->header().ring_bytes; theirs != config().ring_bytes) {
+      return Result(Code::kTransport, whose + " has a ring of " + std::to_string(theirs) + " bytes instead of " +
+                                          std::to_string(config().ring_bytes));
+    }
     maps_[ranks_[i]] = peers_.back().get();
   }
   return Ok();

@@ -1,13 +1,16 @@
 // Memory that the ranks of one host share: each rank's part, and all parts as one rank has them mapped.
 //
-// A rank's part: a header (progress counters, then mail), then its ring. Everybody writes the header, since sleepers
-// and senders register in it; only the owner can write the ring.
+// A rank's part: a header (progress counters, then mail), then its ring, then its heap. Everybody writes the header,
+// since sleepers and senders register in it; only the owner can write the ring. Neighbours write results into what
+// the owner has lent of its heap. Memory is reserved for header and ring at once, for the heap as it is handed out.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "transport/shm/factory.h"
@@ -22,10 +25,13 @@ struct alignas(128) ShmCounter {
 };
 struct ShmHeader {
   ShmCounter counters[Segment::kNumStages];
+  std::atomic<std::uint32_t> left;  // the rank touches no neighbour's memory any more
+  std::uint64_t ring_bytes;
   // Mail (mailbox.cc): set while this rank's control thread may sleep, so that senders ring its doorbell.
   alignas(128) std::atomic<std::uint32_t> mail_asleep;
 };
 constexpr std::size_t kShmHeaderBytes = 65536;  // a multiple of every page size: the two are protected differently
+constexpr std::size_t kShmHeapAlign = 65536;    // likewise
 constexpr std::size_t kShmMailOffset = 4096;    // in the header; the rest of it is one mail ring per sender
 static_assert(sizeof(ShmHeader) <= kShmMailOffset);
 
@@ -35,14 +41,17 @@ class ShmMapping {
   ShmMapping(const ShmMapping&) = delete;
   ShmMapping& operator=(const ShmMapping&) = delete;
   ~ShmMapping();
+  // The file is as large as all that it holds.
   Result Map(int descriptor, std::size_t ring_bytes, bool own);
   ShmHeader& header() const { return *reinterpret_cast<ShmHeader*>(base_); }
   std::byte* mail() const { return base_ + kShmMailOffset; }
   std::byte* ring() const { return base_ + kShmHeaderBytes; }
+  std::span<std::byte> heap() const { return {base_ + heap_offset_, bytes_ - heap_offset_}; }
 
  private:
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
+  std::size_t heap_offset_ = 0;
 };
 
 class ShmPart {
@@ -52,6 +61,7 @@ class ShmPart {
   const ShmConfig config;
   int descriptor = -1;
   ShmMapping mapping;
+  std::optional<SharedHeap> heap;
 };
 
 // Shared by the objects made from it, so that none outlives the mappings.
@@ -62,6 +72,9 @@ class ShmGroup {
 
   const ShmConfig& config() const { return own_->config; }
   int rank() const { return own_->config.rank; }
+  std::shared_ptr<SharedHeap> heap() const {
+    return own_->heap ? std::shared_ptr<SharedHeap>(own_, &*own_->heap) : nullptr;
+  }
   const std::vector<int>& ranks() const { return ranks_; }  // job ranks, ascending
   bool Has(int rank) const { return rank >= 0 && rank < static_cast<int>(maps_.size()) && maps_[rank] != nullptr; }
   ShmMapping& Of(int rank) const { return *maps_[rank]; }

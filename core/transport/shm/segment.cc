@@ -10,6 +10,7 @@
 #include <atomic>
 #include <climits>
 #include <mutex>
+#include <thread>
 
 #include "transport/segment_wait.h"
 #include "transport/shm/group.h"
@@ -22,6 +23,8 @@ constexpr int kYields = 20;
 // An abort cannot wake a thread that is about to sleep on a peer's word without a lock that spans processes, so sleeps
 // are cut into slices of this length. Waits this long are rare: a slice costs nothing then.
 constexpr auto kSlice = std::chrono::milliseconds(20);
+// How often a rank that lost its job looks whether its neighbours are done with its memory.
+constexpr auto kLeftPause = std::chrono::microseconds(200);
 
 // The word that a futex sleeps on: the low half of the count.
 std::uint32_t* FutexWord(ShmCounter& counter) {
@@ -82,6 +85,18 @@ class ShmSegment final : public Segment {
         syscall(SYS_futex, FutexWord(counter), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
       }
     }
+  }
+
+  std::shared_ptr<SharedHeap> heap() const override { return group_->heap(); }
+  std::span<std::byte> PeerHeap(int rank) const override { return group_->Of(rank).heap(); }
+  void Leave() override { group_->Of(rank()).header().left.store(1); }
+  bool AwaitLeft(int peer, std::uint64_t count, Deadline deadline) override {
+    ShmHeader& header = group_->Of(peer).header();
+    while (header.left.load() == 0 && header.counters[kConsumed].count.load() < count) {
+      if (Now() >= deadline) return false;
+      std::this_thread::sleep_for(kLeftPause);
+    }
+    return true;
   }
 
  private:
