@@ -1,5 +1,5 @@
-// What one request costs, stage by stage: nanoseconds per request, each stage alone on one thread, so that the numbers
-// hold still for comparisons and `valgrind --tool=callgrind` counts the same work.
+// What one request costs, stage by stage: nanoseconds and allocations per request, each stage alone on one thread, so
+// that the numbers hold still for comparisons and `valgrind --tool=callgrind` counts the same work.
 //
 //   submit      ronde_submit of the C interface, in an engine of one rank that nobody drives meanwhile
 //   negotiate   both ranks of a job of two: what each does with its own request, its peer's message and the batch
@@ -8,11 +8,14 @@
 //
 //   submission [STAGE] [requests per step] [steps]
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/executor.h"
@@ -22,6 +25,8 @@
 
 namespace ronde {
 namespace {
+
+std::atomic<std::uint64_t> allocations{0};  // by all threads
 
 using Clock = std::chrono::steady_clock;
 
@@ -37,23 +42,28 @@ class Meter {
   explicit Meter(const Work& work) : work_(work) {}
   template <class F>
   void Time(F&& part) {
+    std::uint64_t before = allocations.load();
     auto start = Clock::now();
     part();
     spent_ += Clock::now() - start;
+    allocated_ += allocations.load() - before;
   }
   void EndStep() {
     times_.push_back(std::chrono::duration<double, std::nano>(spent_).count() / work_.requests);
     spent_ = {};
+    last_allocated_ = std::exchange(allocated_, 0);
   }
   void Print(const char* stage) {
     times_.erase(times_.begin(), times_.begin() + static_cast<std::ptrdiff_t>(times_.size() / 5));
     std::nth_element(times_.begin(), times_.begin() + static_cast<std::ptrdiff_t>(times_.size() / 2), times_.end());
-    std::printf("%-24s %8.0f ns per request\n", stage, times_[times_.size() / 2]);
+    std::printf("%-24s %8.0f ns, %5.2f allocations per request\n", stage, times_[times_.size() / 2],
+                static_cast<double>(last_allocated_) / work_.requests);
   }
 
  private:
   const Work work_;
   Clock::duration spent_{};
+  std::uint64_t allocated_ = 0, last_allocated_ = 0;
   std::vector<double> times_;
 };
 
@@ -205,7 +215,8 @@ class IdleBackend final : public Backend {
 void Execute(const Work& work) {
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::make_unique<IdleBackend>());
-  Executor executor({0, FusionLimits{64 << 20, false}, &backends, 0, [](SetId, std::uint64_t) {}, [](const Result&) {}});
+  Executor executor(
+      {0, FusionLimits{64 << 20, false}, &backends, 0, [](SetId, std::uint64_t) {}, [](const Result&) {}});
   auto members = std::make_shared<const std::vector<int>>(std::vector<int>{0, 1});
   const Batch batch = BatchOf(work);
   std::vector<float> memory(32 * 32);
@@ -235,6 +246,15 @@ constexpr Stage kStages[] = {{"submit", Submit}, {"negotiate", Negotiate}, {"pla
 
 }  // namespace
 }  // namespace ronde
+
+// Not inlined, so that the compiler does not take free() for a mistake.
+__attribute__((noinline)) void* operator new(std::size_t bytes) {
+  ronde::allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main(int argc, char** argv) {
   ronde::Work work;

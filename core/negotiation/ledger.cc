@@ -3,12 +3,10 @@
 namespace ronde {
 
 DefinitionPtr DefinitionTable::Intern(const Definition& definition) {
-  Writer writer;
-  ronde::Write(writer, definition);
-  auto encoded = writer.Take();
-  std::string bytes(reinterpret_cast<const char*>(encoded.data()), encoded.size());
-  if (auto found = by_bytes_.find(bytes); found != by_bytes_.end()) return found->second;
-  return std::make_shared<KnownDefinition>(KnownDefinition{definition, std::move(bytes), 0});
+  scratch_.Clear();
+  ronde::Write(scratch_, definition);
+  if (auto found = by_bytes_.find(scratch_.bytes()); found != by_bytes_.end()) return found->second;
+  return std::make_shared<KnownDefinition>(KnownDefinition{definition, std::string(scratch_.bytes()), 0});
 }
 
 void DefinitionTable::Assign(const DefinitionPtr& definition, std::uint64_t id) {
