@@ -75,5 +75,6 @@ class Evictions {
 
 // Identity of an entry, the same on all ranks: (set, name), or for unnamed operations (set, op, submission number).
 std::string KeyOf(const Definition& definition, std::uint64_t number);
+std::string KeyOf(SetId set, const std::string& name);
 
 }  // namespace ronde
