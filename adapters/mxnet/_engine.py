@@ -81,7 +81,7 @@ class EngineApi(Api[NDArray]):
         _count(kind, name, process_set)
         return handle
 
-    _start_one = Collectives._start_one  # by way of _start
+    _start_one = Collectives._start_one  # type: ignore[assignment]  # by way of _start
 
     def _push(
         self, kind: str, given: Sequence[Any], name: str, process_set: ProcessSet, where: Result, **options: Any
