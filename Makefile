@@ -69,6 +69,7 @@ sanitize: $(VENV)/.test
 
 bench: $(VENV)/.test install
 	$(BIN)/python benchmarks/allreduce.py
+	$(BIN)/python benchmarks/torch_hook.py
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/tensorflow_ops.py
 	$(BIN)/python benchmarks/keras_fit.py

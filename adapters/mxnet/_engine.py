@@ -21,7 +21,7 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call, register_error
 from ronde import _core, exceptions
 from ronde._api import Api
-from ronde._collectives import Handle, Result
+from ronde._collectives import Collectives, Handle, Result
 from ronde.basics import before_end
 from ronde.mxnet._frontend import MxnetFrontend, NDArray
 from ronde.process_sets import ProcessSet, engine_memory, set_id
@@ -80,6 +80,8 @@ class EngineApi(Api[NDArray]):
         handle = self._push(kind, given, name, process_set, where, **options)
         _count(kind, name, process_set)
         return handle
+
+    _start_one = Collectives._start_one  # type: ignore[assignment]  # by way of _start
 
     def _push(
         self, kind: str, given: Sequence[Any], name: str, process_set: ProcessSet, where: Result, **options: Any

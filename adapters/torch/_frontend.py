@@ -13,6 +13,7 @@ Tensor = torch.Tensor
 
 # Torch and the core call the element types by the same names.
 _NAMES = {getattr(torch, name): name for name in _core.DTYPES if hasattr(torch, name)}
+_STRIDED = torch.strided
 _NUMBERS = {dtype: _core.DTYPES[name] for dtype, name in _NAMES.items()}
 
 
@@ -36,15 +37,15 @@ class TorchFrontend(Frontend[Tensor]):
     def convert(self, value: Any) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(f"needs a torch.Tensor, not a {type(value).__name__}")
-        if value.layout != torch.strided:
+        if value.layout is not _STRIDED:
             raise TypeError(f"needs a dense tensor, not one of layout {value.layout}: see sparse_allreduce_async")
         return value
 
     def memory(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
             return tensor
         tensor = tensor.detach()
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             self._warn_of_copy(tensor.device)
             tensor = tensor.cpu()
         return tensor.resolve_conj().resolve_neg().contiguous()
@@ -63,7 +64,7 @@ class TorchFrontend(Frontend[Tensor]):
         return torch.frombuffer(buffer, dtype=dtype).view(buffer.shape)
 
     def place(self, result: Tensor, like: Tensor) -> Tensor:
-        return result.to(like.device)
+        return result if like.is_cpu else result.to(like.device)
 
     def check_writable(self, tensor: Tensor, given: Any) -> None:
         if not tensor.is_contiguous() and overlaps(tensor.shape, tensor.stride()):

@@ -3,6 +3,7 @@
 import itertools
 import weakref
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional, Union
@@ -24,9 +25,19 @@ Parameter = torch.Tensor
 _serials: "dict[tuple[int, tuple[int, ...]], itertools.count[int]]" = engine_memory()
 _prefixes: "dict[int, str]" = engine_memory()  # by id of the reducer, which removes it
 
-# By parameter: the reducers that have a hook on it, and the one that has its gradient on the way. Two may share one.
-_owners: Any = WeakIdKeyDictionary()
-_senders: Any = WeakIdKeyDictionary()
+
+class _Shared:
+    """What the reducers of one parameter know of each other: several may have a hook on it."""
+
+    __slots__ = ("owners", "sender")
+
+    def __init__(self) -> None:
+        self.owners: "weakref.WeakSet[GradientReducer]" = weakref.WeakSet()
+        self.sender: Optional[GradientReducer] = None  # has the gradient on its way
+
+
+# By parameter. Slow to look up, so each reducer keeps what it found.
+_shared: Any = WeakIdKeyDictionary()
 
 
 class GradientReducer:
@@ -41,11 +52,12 @@ class GradientReducer:
         self.enabled = True  # step() synchronizes
         self.synchronized = False  # the gradients are reduced, and step() has not used them yet
         self._options = options
+        self._scales = options.scales
         self._active = options.process_set.included()
         self._names: dict[Parameter, str] = {}
         self._passes = 0
         self._left: dict[Parameter, int] = {}  # passes until a gradient is sent; below 0: sent
-        self._hooked: set[Parameter] = set()
+        self._hooked: dict[Parameter, _Shared] = {}
         self._sparse: set[Parameter] = set()  # had a sparse gradient before
         self._group_of: dict[Parameter, int] = {}
         self._groups: list[list[Parameter]] = []
@@ -89,7 +101,7 @@ class GradientReducer:
         try:
             _wait(list(sent.values()))
         finally:
-            _unmark(sent)
+            self._unmark(sent)
 
     def synchronize(self) -> None:
         """Sends what has not been sent and waits for all."""
@@ -108,9 +120,10 @@ class GradientReducer:
             try:
                 _wait(sent)
             finally:
-                _unmark(params)
-        for each in sent:
-            each.store()
+                self._unmark(params)
+        with torch.no_grad():
+            for each in sent:
+                each.store()
         self._reduced.update(params)
         self.synchronized = True
 
@@ -194,16 +207,17 @@ class GradientReducer:
     # ---- sending ----
 
     def _hook(self, param: Parameter) -> None:
-        if not (self._active and param.requires_grad and param.is_leaf) or param in self._hooked:
+        if param in self._hooked or not (self._active and param.requires_grad and param.is_leaf):
             return
-        others = _owners.setdefault(param, weakref.WeakSet())
+        shared = _shared.setdefault(param, _Shared())
+        others = shared.owners
         if len(others) > 0 and any(reducer._options.op != Average for reducer in [*others, self]):
             raise ValueError(
                 f"{self._names[param]!r} is in another DistributedOptimizer, too: its gradient would be reduced twice, which "
                 "only op=Average allows"
             )
         others.add(self)
-        self._hooked.add(param)
+        self._hooked[param] = shared
         reference = weakref.ref(self)  # an optimizer that was dropped must not go on sending
 
         def computed(param: Parameter) -> None:
@@ -230,35 +244,61 @@ class GradientReducer:
                 )
             self._reduced.discard(param)
         self.synchronized = False
-        self._left[param] -= 1
-        self._complete = self._complete or self._left[param] == 0
-        if self._left[param] < 0:
-            count = self._passes - self._left[param]
+        left = self._left[param] - 1
+        self._left[param] = left
+        self._complete = self._complete or left == 0
+        if left < 0:
+            count = self._passes - left
             raise AssertionError(
                 f"the gradient of {self._names[param]!r} was computed {count} times before step(), but "
                 f"backward_passes_per_step is {self._passes}: increase it to accumulate gradients"
             )
-        if id(self) not in _prefixes:
+        if left > 0 or id(self) not in _prefixes:
             return  # the first step sends
+        if param not in self._group_of:
+            if self._hooked[param].sender is None:
+                self._send([param])
+            return
         members = self._members(param)
-        if all(self._left[each] == 0 and each not in _senders for each in members):
+        if all(self._left[each] == 0 and self._sender(each) is None for each in members):
             self._send(members)
 
     def _send(self, params: list[Parameter]) -> None:
         for param in params:
-            if param in _senders:
-                _senders[param].synchronize()
-            if param.grad is None:
+            sender = self._sender(param)
+            if sender is not None:
+                sender.synchronize()
+            grad = param.grad
+            if grad is None:
                 param.grad = torch.zeros_like(param, requires_grad=False)
                 if param in self._sparse:
                     param.grad = param.grad.to_sparse(1)
-            elif param.grad.is_sparse and self._options.sparse_as_dense:
-                param.grad = param.grad.to_dense()
-            elif param.grad.is_sparse:
+            elif grad.is_sparse and self._options.sparse_as_dense:
+                param.grad = grad.to_dense()
+            elif grad.is_sparse:
                 self._sparse.add(param)
-        self._sent.update(dict.fromkeys(params, _Sent(params, self)))
+        sent: _Sent
+        if len(params) > 1:
+            sent = _SentGroup(params, self)
+        elif params[0].grad.is_sparse:  # type: ignore[union-attr]
+            sent = _SentSparse(params[0], self)
+        else:
+            sent = _SentOne(params[0], self)
         for param in params:
-            _senders[param] = self
+            self._sent[param] = sent
+            if param in self._hooked:
+                self._hooked[param].sender = self
+
+    def _sender(self, param: Parameter) -> "Optional[GradientReducer]":
+        """Who has this parameter's gradient on its way."""
+        shared = self._hooked.get(param)
+        return None if shared is None else shared.sender
+
+    def _unmark(self, params: Iterable[Parameter]) -> None:
+        """These gradients are no longer on their way."""
+        for param in params:
+            if param in self._hooked:
+                self._hooked[param].sender = None
 
     def _reset(self) -> None:
         self._sent, self._stood_in, self._complete = {}, {}, False
@@ -266,55 +306,99 @@ class GradientReducer:
         self.synchronized = False
 
 
-class _Sent:
-    """The gradients of one parameter, or of a group of them, on their way."""
+class _Sent(ABC):
+    """Gradients on their way."""
 
-    def __init__(self, params: list[Parameter], reducer: GradientReducer) -> None:
+    __slots__ = ()
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Waits for the end; raises the operation's error."""
+
+    @abstractmethod
+    def store(self) -> None:
+        """Puts the reduced gradients where the optimizer looks for them. To be called without autograd."""
+
+
+class _SentOne(_Sent):
+    """A dense gradient by itself: what most steps are made of, so it is one object."""
+
+    __slots__ = ("_compression", "_context", "_grad", "_handle", "_param", "_result")
+
+    def __init__(self, param: Parameter, reducer: GradientReducer) -> None:
         options = reducer._options
-        self._params, self._compression = params, options.compression
-        self._grads = [param.grad for param in params]
-        op, process_set = options.op, options.process_set
-        if self._grads[0].is_sparse:  # type: ignore[union-attr]
-            if len(params) > 1:
-                raise ValueError(
-                    f"the gradient of {reducer._names[params[0]]!r} is sparse and cannot be sent in a group: leave it "
-                    "out of `groups` or use sparse_as_dense=True"
-                )
-            name = reducer._name(reducer._names[params[0]])
-            self._handle: Any = mpi_ops.sparse_allreduce_async(self._grads[0], name, op, process_set)  # type: ignore[arg-type]
-            self._contexts: Optional[list[Any]] = None
-            return
-        pairs = [self._compression.compress(grad) for grad in self._grads]  # type: ignore[arg-type]
-        self._contexts = [ctx for _, ctx in pairs]
-        prescale, postscale = options.scales
-        if len(params) == 1:
-            name = reducer._name(reducer._names[params[0]])
-        else:
-            name = reducer._name(f"group.{reducer._group_of[params[0]]}")
-        self._handle = mpi_ops.grouped_allreduce_async_(
-            [tensor for tensor, _ in pairs], None, name, op, prescale, postscale, process_set
+        prescale, postscale = reducer._scales
+        self._param, self._compression = param, options.compression
+        self._grad: torch.Tensor = param.grad  # type: ignore[assignment]
+        tensor, self._context = self._compression.compress(self._grad)
+        self._result = tensor
+        name = reducer._name(reducer._names[param])
+        self._handle = mpi_ops.allreduce_async_(
+            tensor, None, name, options.op, prescale, postscale, options.process_set
         )
 
     def wait(self) -> None:
         self._result = self._handle.wait()
 
     def store(self) -> None:
-        """Puts the reduced gradients where the optimizer looks for them."""
-        if self._contexts is None:
-            self._params[0].grad = self._result
-            return
-        with torch.no_grad():
-            for param, grad, result, ctx in zip(self._params, self._grads, self._result, self._contexts):
-                reduced = self._compression.decompress(result, ctx)
-                if reduced is not grad:
-                    grad.copy_(reduced)  # type: ignore[union-attr]
-                param.grad = grad
+        _store(self._param, self._grad, self._compression.decompress(self._result, self._context))
 
 
-def _unmark(params: Iterable[Parameter]) -> None:
-    """These gradients are no longer on their way."""
-    for param in params:
-        _senders.pop(param, None)
+class _SentGroup(_Sent):
+    """The dense gradients of a group of parameters."""
+
+    __slots__ = ("_compression", "_contexts", "_grads", "_handle", "_params", "_results")
+
+    def __init__(self, params: list[Parameter], reducer: GradientReducer) -> None:
+        options = reducer._options
+        prescale, postscale = reducer._scales
+        self._params, self._compression = params, options.compression
+        self._grads: list[torch.Tensor] = [param.grad for param in params]  # type: ignore[misc]
+        if self._grads[0].is_sparse:
+            raise ValueError(
+                f"the gradient of {reducer._names[params[0]]!r} is sparse and cannot be sent in a group: leave it "
+                "out of `groups` or use sparse_as_dense=True"
+            )
+        pairs = [self._compression.compress(grad) for grad in self._grads]
+        self._contexts = [ctx for _, ctx in pairs]
+        self._results = [tensor for tensor, _ in pairs]
+        name = reducer._name(f"group.{reducer._group_of[params[0]]}")
+        self._handle = mpi_ops.grouped_allreduce_async_(
+            self._results, None, name, options.op, prescale, postscale, options.process_set
+        )
+
+    def wait(self) -> None:
+        self._results = self._handle.wait()
+
+    def store(self) -> None:
+        for param, grad, result, ctx in zip(self._params, self._grads, self._results, self._contexts):
+            _store(param, grad, self._compression.decompress(result, ctx))
+
+
+class _SentSparse(_Sent):
+    """A sparse gradient."""
+
+    __slots__ = ("_handle", "_param", "_result")
+
+    def __init__(self, param: Parameter, reducer: GradientReducer) -> None:
+        options = reducer._options
+        self._param = param
+        self._result: torch.Tensor = param.grad  # type: ignore[assignment]
+        name = reducer._name(reducer._names[param])
+        self._handle = mpi_ops.sparse_allreduce_async(self._result, name, options.op, options.process_set)
+
+    def wait(self) -> None:
+        self._result = self._handle.wait()
+
+    def store(self) -> None:
+        self._param.grad = self._result
+
+
+def _store(param: Parameter, grad: torch.Tensor, reduced: torch.Tensor) -> None:
+    if reduced is not grad:
+        grad.copy_(reduced)
+    if param.grad is not grad:
+        param.grad = grad
 
 
 def _wait(sent: Sequence[_Sent]) -> None:

@@ -15,10 +15,14 @@ std::string Describe(const Request& request) {
 
 namespace {
 
-Result CheckTensor(const Request& request, const TensorRequest& tensor, const std::string& what,
-                   const std::vector<std::unique_ptr<Backend>>& backends) {
+Result CheckTensor(const Request& request, std::size_t index, const std::vector<std::unique_ptr<Backend>>& backends) {
   const OpInfo& op = Info(request.op);
-  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, what + ": " + why); };
+  const TensorRequest& tensor = request.tensors[index];
+  // Texts are made for errors only.
+  auto what = [&] {
+    return Describe(request) + (request.tensors.size() > 1 ? " tensor " + std::to_string(index) : "");
+  };
+  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, what() + ": " + why); };
   for (auto dimension : tensor.shape) {
     if (dimension < 0) return wrong("shape " + ToString(tensor.shape) + " has a negative dimension");
   }
@@ -26,7 +30,9 @@ Result CheckTensor(const Request& request, const TensorRequest& tensor, const st
     return wrong("a scalar has no first dimension; reshape it to [1]");
   }
   if (tensor.input == nullptr && NumElements(tensor.shape) > 0) return wrong("no input memory was given");
-  if (op.reduces) RONDE_RETURN_IF_ERROR(math::CheckReduction(request.reduction, tensor.dtype).Because(what));
+  if (op.reduces) {
+    if (Result bad = math::CheckReduction(request.reduction, tensor.dtype); !bad.ok()) return bad.Because(what());
+  }
   for (const auto& backend : backends) {
     if (backend->Supports(request.op, tensor.dtype, request.device)) return Ok();
   }
@@ -34,8 +40,8 @@ Result CheckTensor(const Request& request, const TensorRequest& tensor, const st
                std::to_string(request.device));
 }
 
-Result CheckSplits(const Request& request, std::size_t members, const std::string& what) {
-  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, what + ": " + why); };
+Result CheckSplits(const Request& request, std::size_t members) {
+  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, Describe(request) + ": " + why); };
   auto count = static_cast<std::int64_t>(members);
   if (request.splits.empty()) {
     for (const auto& tensor : request.tensors) {
@@ -67,7 +73,7 @@ Result CheckSplits(const Request& request, std::size_t members, const std::strin
 
 // Results of one request may share memory with their own input only: else what a tensor receives depends on the order
 // in which the parts move.
-Result CheckOverlap(const Request& request, const std::string& what) {
+Result CheckOverlap(const Request& request) {
   const bool like_input = request.op == Op::kAllreduce || request.op == Op::kBroadcast;
   if (request.tensors.size() < 2 || !like_input) return Ok();
   struct Range {
@@ -94,8 +100,9 @@ Result CheckOverlap(const Request& request, const std::string& what) {
       const Range* before = reach[written];
       if (before != nullptr && before->end > range.begin && (written || range.written) &&
           before->tensor != range.tensor) {
-        return Result(Code::kArgument, what + ": tensors " + std::to_string(std::min(before->tensor, range.tensor)) +
-                                           " and " + std::to_string(std::max(before->tensor, range.tensor)) +
+        return Result(Code::kArgument, Describe(request) + ": tensors " +
+                                           std::to_string(std::min(before->tensor, range.tensor)) + " and " +
+                                           std::to_string(std::max(before->tensor, range.tensor)) +
                                            " share memory, and the result goes there; give each memory of its own");
       }
     }
@@ -110,27 +117,23 @@ Result CheckOverlap(const Request& request, const std::string& what) {
 Result CheckRequest(const Request& request, int rank, const std::vector<int>& members,
                     const std::vector<std::unique_ptr<Backend>>& backends) {
   const OpInfo& op = Info(request.op);
-  const std::string what = Describe(request);
+  auto wrong = [&](const std::string& why) { return Result(Code::kArgument, Describe(request) + why); };
   auto is_member = [&](int r) { return std::binary_search(members.begin(), members.end(), r); };
   if (!is_member(rank)) {
-    return Result(Code::kArgument,
-                  what + ": rank " + std::to_string(rank) + " is not in process set " + std::to_string(request.set));
+    return wrong(": rank " + std::to_string(rank) + " is not in process set " + std::to_string(request.set));
   }
   if (op.tensors != !request.tensors.empty()) {
-    return Result(Code::kArgument, what + (op.tensors ? ": no tensor was given" : " takes no tensors"));
+    return wrong(op.tensors ? ": no tensor was given" : " takes no tensors");
   }
   if (op.rooted && !is_member(request.root)) {
-    return Result(Code::kArgument, what + ": root rank " + std::to_string(request.root) + " is not in process set " +
-                                       std::to_string(request.set));
+    return wrong(": root rank " + std::to_string(request.root) + " is not in process set " +
+                 std::to_string(request.set));
   }
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    const TensorRequest& tensor = request.tensors[i];
-    bool group = request.tensors.size() > 1;
-    std::string which = group ? what + " tensor " + std::to_string(i) : what;
-    RONDE_RETURN_IF_ERROR(CheckTensor(request, tensor, which, backends));
+    RONDE_RETURN_IF_ERROR(CheckTensor(request, i, backends));
   }
-  if (op.splits) RONDE_RETURN_IF_ERROR(CheckSplits(request, members.size(), what));
-  return CheckOverlap(request, what);
+  if (op.splits) RONDE_RETURN_IF_ERROR(CheckSplits(request, members.size()));
+  return CheckOverlap(request);
 }
 
 Definition DefinitionOf(const Request& request) {

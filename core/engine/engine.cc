@@ -321,8 +321,10 @@ class EngineImpl final : public Engine {
   }
 
   bool TakeInbox(TimePoint now) {
-    std::vector<Submission> submissions;
-    std::vector<std::pair<SetId, std::uint64_t>> finished;
+    std::vector<Submission>& submissions = taken_.submissions;
+    std::vector<std::pair<SetId, std::uint64_t>>& finished = taken_.finished;
+    submissions.clear();
+    finished.clear();
     bool leave = false;
     bool failed = false;
     {
@@ -470,6 +472,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Negotiator> negotiator_;
   std::unordered_map<Ticket, std::shared_ptr<Operation>> tickets_;
   Ticket last_ticket_ = 0;
+  Inbox taken_;  // lists of the last round, whose memory the next one uses
   std::vector<std::pair<std::shared_ptr<Operation>, Result>> ended_;  // to be told at the end of the turn
   bool aborted_ = false;
   bool failure_seen_ = false;

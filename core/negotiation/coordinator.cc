@@ -28,51 +28,51 @@ Result CheckRows(const Definition& definition, int member, const Values& rows, s
 
 }  // namespace
 
-// `values`: of the members that are ready.
-Result Coordinator::Check(const PendingEntry& entry, const std::map<int, const Values*>& values,
-                          const std::vector<int>& members, const Absence& absence) const {
+Result Coordinator::Check(const PendingEntry& entry, const std::vector<int>& members, const Absence& absence) const {
   const Definition& definition = entry.variants.front().definition->definition;
   const OpInfo& op = Info(definition.op);
   for (int member : members) {
     auto left = absence.departed.find(member);
-    if (!values.count(member) && left != absence.departed.end()) return HasLeft(definition, left->second, config_);
+    if (!values_[member] && left != absence.departed.end()) return HasLeft(definition, left->second, config_);
   }
-  std::vector<Opinion> opinions;
-  for (const auto& variant : entry.variants) opinions.push_back(OpinionOf(variant));
-  RONDE_RETURN_IF_ERROR(CheckAgreement(opinions));
+  if (entry.variants.size() > 1) {
+    std::vector<Opinion> opinions;
+    for (const auto& variant : entry.variants) opinions.push_back(OpinionOf(variant));
+    RONDE_RETURN_IF_ERROR(CheckAgreement(opinions));
+  }
   if (op.rooted && !std::binary_search(members.begin(), members.end(), definition.root)) {
     return Result(Code::kArgument, Describe(definition) + ": its root, rank " + std::to_string(definition.root) +
                                        ", is not in process set " + std::to_string(definition.set));
   }
-  if (op.rooted && !values.count(definition.root)) {
+  if (op.rooted && !values_[definition.root]) {
     return Result(Code::kMismatch, Describe(definition) + ": its root, rank " + std::to_string(definition.root) +
                                        ", has joined and sends nothing");
   }
   if (!op.ragged) return Ok();
-  for (const auto& [member, rows] : values) {
-    RONDE_RETURN_IF_ERROR(CheckRows(definition, member, *rows, members.size()));
+  for (int member : members) {
+    if (values_[member]) RONDE_RETURN_IF_ERROR(CheckRows(definition, member, *values_[member], members.size()));
   }
   return Ok();
 }
 
 void Coordinator::Decide(const PendingEntry& entry, const Result& conflict, const std::vector<int>& members,
                          const Absence& absence) {
-  std::map<int, const Values*> values;
+  values_.assign(config_.parents.size(), nullptr);
   for (const auto& variant : entry.variants) {
-    for (const auto& contribution : variant.contributions) values[contribution.rank] = &contribution.values;
+    for (const auto& contribution : variant.contributions) values_[contribution.rank] = &contribution.values;
   }
   DecidedEntry decided;
   decided.known = entry.variants.front().definition;
   decided.number = entry.number;
-  decided.error = conflict.ok() ? Check(entry, values, members, absence) : conflict;
+  decided.error = conflict.ok() ? Check(entry, members, absence) : conflict;
   const Definition& definition = decided.known->definition;
   if (decided.error.ok()) {
     const OpInfo& op = Info(definition.op);
     std::size_t count = RowsNeeded(definition, members.size());
     for (int member : members) {
-      auto found = values.find(member);
-      if (found == values.end()) decided.joined.push_back(member);
-      if (op.ragged) decided.values.push_back(found == values.end() ? Values(count, 0) : *found->second);
+      const Values* values = values_[member];
+      if (values == nullptr) decided.joined.push_back(member);
+      if (op.ragged) decided.values.push_back(values == nullptr ? Values(count, 0) : *values);
     }
   }
   queues_[definition.set].ready.push_back(std::move(decided));
@@ -123,7 +123,7 @@ std::vector<std::uint64_t> Coordinator::AssignIds(DecidedBatch& batch) {
   for (auto& entry : batch.entries) {
     if (!entry.error.ok() || !Info(entry.known->definition.op).tensors) continue;
     // Entries of one batch may share a definition that had no id when they were decided.
-    entry.known = definitions_.Intern(entry.known->definition);
+    if (entry.known->id == 0) entry.known = definitions_.Intern(entry.known->definition);
     if (entry.known->id != 0) {
       Touch(entry.known->id);
       continue;
@@ -141,8 +141,11 @@ std::vector<std::uint64_t> Coordinator::AssignIds(DecidedBatch& batch) {
 }
 
 void Coordinator::Touch(std::uint64_t id) {
-  if (auto found = use_.find(id); found != use_.end()) by_use_.erase(found->second);
-  use_[id] = by_use_.insert(by_use_.end(), id);
+  if (auto found = use_.find(id); found != use_.end()) {
+    by_use_.splice(by_use_.end(), by_use_, found->second);
+  } else {
+    use_[id] = by_use_.insert(by_use_.end(), id);
+  }
 }
 
 void Coordinator::Finished(SetId set, std::uint64_t number) {

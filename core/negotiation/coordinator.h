@@ -43,13 +43,13 @@ class Coordinator {
     std::uint64_t next_number = 0;
     std::uint64_t finished = 0;  // batches
   };
-  Result Check(const PendingEntry& entry, const std::map<int, const Values*>& values, const std::vector<int>& members,
-               const Absence& absence) const;
+  Result Check(const PendingEntry& entry, const std::vector<int>& members, const Absence& absence) const;
   void Touch(std::uint64_t id);
 
   const NegotiatorConfig& config_;
   DefinitionTable& definitions_;
   std::map<SetId, Queue> queues_;
+  std::vector<const Values*> values_;  // of the entry that is decided, by rank; null: not ready
   TimePoint next_wake_ = TimePoint::max();
   std::uint64_t last_id_ = 0;
   std::list<std::uint64_t> by_use_;  // least recently used first

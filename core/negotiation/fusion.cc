@@ -1,17 +1,20 @@
 #include "negotiation/fusion.h"
 
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "wire/codec.h"
 
 namespace ronde {
 namespace {
 
-// What must be equal for two tensors to share a fused operation, as bytes.
-std::string Signature(const AgreedEntry& entry, DType dtype, std::size_t index, bool keep_groups_apart) {
+// What must be equal for two tensors to share a fused operation, as bytes of the writer's.
+std::string_view Signature(Writer& writer, const AgreedEntry& entry, DType dtype, std::size_t index,
+                           bool keep_groups_apart) {
   const Definition& d = *entry.definition;
-  Writer writer;
+  writer.Clear();
   writer.Byte(static_cast<std::uint8_t>(d.op));
   writer.Byte(static_cast<std::uint8_t>(dtype));
   writer.Byte(static_cast<std::uint8_t>(d.reduction));
@@ -22,8 +25,7 @@ std::string Signature(const AgreedEntry& entry, DType dtype, std::size_t index, 
   writer.Signeds(entry.joined);
   // Groups stay apart from everything else; single tensors share the number 0.
   writer.Unsigned(keep_groups_apart && d.tensors.size() > 1 ? index + 1 : 0);
-  auto bytes = writer.Take();
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return writer.bytes();
 }
 
 std::int64_t Bytes(const AgreedEntry& entry, std::size_t index) {
@@ -47,7 +49,8 @@ Plan PlanFusion(const Batch& batch, const FusionLimits& limits, std::size_t /*nu
     std::size_t list;
     std::int64_t bytes;
   };
-  std::map<std::string, Open> open;  // lists that may still grow, by signature
+  std::map<std::string, Open, std::less<>> open;  // lists that may still grow, by signature
+  Writer writer;
   for (std::size_t e = 0; e < batch.entries.size(); ++e) {
     const AgreedEntry& entry = batch.entries[e];
     if (!entry.error.ok()) continue;
@@ -58,13 +61,14 @@ Plan PlanFusion(const Batch& batch, const FusionLimits& limits, std::size_t /*nu
         continue;
       }
       std::int64_t bytes = Bytes(entry, t);
-      auto signature = Signature(entry, entry.definition->tensors[t].dtype, e, limits.keep_groups_apart);
+      std::string_view signature =
+          Signature(writer, entry, entry.definition->tensors[t].dtype, e, limits.keep_groups_apart);
       auto found = open.find(signature);
       if (found != open.end() && found->second.bytes + bytes <= limits.threshold) {
         plan[found->second.list].push_back(planned);
         found->second.bytes += bytes;
       } else {
-        open[signature] = Open{plan.size(), bytes};
+        open.insert_or_assign(std::string(signature), Open{plan.size(), bytes});
         plan.push_back({planned});
       }
     }

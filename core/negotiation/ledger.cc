@@ -3,12 +3,10 @@
 namespace ronde {
 
 DefinitionPtr DefinitionTable::Intern(const Definition& definition) {
-  Writer writer;
-  ronde::Write(writer, definition);
-  auto encoded = writer.Take();
-  std::string bytes(reinterpret_cast<const char*>(encoded.data()), encoded.size());
-  if (auto found = by_bytes_.find(bytes); found != by_bytes_.end()) return found->second;
-  return std::make_shared<KnownDefinition>(KnownDefinition{definition, std::move(bytes), 0});
+  scratch_.Clear();
+  ronde::Write(scratch_, definition);
+  if (auto found = by_bytes_.find(scratch_.bytes()); found != by_bytes_.end()) return found->second;
+  return std::make_shared<KnownDefinition>(KnownDefinition{definition, std::string(scratch_.bytes()), 0});
 }
 
 void DefinitionTable::Assign(const DefinitionPtr& definition, std::uint64_t id) {
@@ -62,11 +60,17 @@ std::vector<std::uint64_t> Evictions::Gone(int child) {
 }
 
 std::string KeyOf(const Definition& definition, std::uint64_t number) {
-  std::string key = std::to_string(definition.set);
-  if (definition.name.empty()) {
-    return key + '\1' + static_cast<char>('a' + static_cast<int>(definition.op)) + std::to_string(number);
-  }
-  return key + '\2' + definition.name;
+  if (!definition.name.empty()) return KeyOf(definition.set, definition.name);
+  return std::to_string(definition.set) + '\1' + static_cast<char>('a' + static_cast<int>(definition.op)) +
+         std::to_string(number);
+}
+
+std::string KeyOf(SetId set, const std::string& name) {
+  std::string key = std::to_string(set);
+  key.reserve(key.size() + 1 + name.size());
+  key += '\2';
+  key += name;
+  return key;
 }
 
 }  // namespace ronde

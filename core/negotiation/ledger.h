@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -37,8 +39,14 @@ class DefinitionTable {
   DefinitionPtr Read(Reader& reader);
 
  private:
-  std::unordered_map<std::string, DefinitionPtr> by_bytes_;  // those with a live id
+  // Bytes are looked for as a view of the writer's, without a string of their own.
+  struct BytesHash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view bytes) const { return std::hash<std::string_view>{}(bytes); }
+  };
+  std::unordered_map<std::string, DefinitionPtr, BytesHash, std::equal_to<>> by_bytes_;  // those with a live id
   std::unordered_map<std::uint64_t, DefinitionPtr> by_id_;
+  Writer scratch_;  // of Intern
 };
 
 // Evicted ids that children may still write. A child acknowledges after the last report in which it used the id, and
@@ -67,5 +75,6 @@ class Evictions {
 
 // Identity of an entry, the same on all ranks: (set, name), or for unnamed operations (set, op, submission number).
 std::string KeyOf(const Definition& definition, std::uint64_t number);
+std::string KeyOf(SetId set, const std::string& name);
 
 }  // namespace ronde

@@ -150,12 +150,12 @@ class NegotiatorImpl final : public Negotiator {
     if (!closed_.ok()) return closed_;
     if (leaving_) return Result(Code::kShutdown, "ronde was shut down on this rank");
     auto wrong = [&](const std::string& why) { return Result(Code::kArgument, Describe(definition) + ": " + why); };
-    std::string set = "process set " + std::to_string(definition.set);
+    auto set = [&] { return "process set " + std::to_string(definition.set); };
     if (submissions_.joined()) return wrong("this rank has joined; wait for join first");
     const std::vector<int>* members = Members(definition.set);
-    if (members == nullptr) return wrong("there is no " + set);
+    if (members == nullptr) return wrong("there is no " + set());
     if (!std::binary_search(members->begin(), members->end(), config_.rank)) {
-      return wrong("this rank is not in " + set);
+      return wrong("this rank is not in " + set());
     }
     if (definition.op == Op::kJoin && definition.set != kGlobalSet) return wrong("only the global set is joined");
     if (definition.op == Op::kRemoveProcessSet && definition.ranks.empty()) return wrong("no process set is named");

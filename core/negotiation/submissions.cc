@@ -6,28 +6,24 @@
 namespace ronde {
 
 Result Submissions::Add(Ticket ticket, const Definition& definition, std::uint64_t* number) {
-  *number = 0;
+  *number = definition.name.empty() ? next_number_[{definition.set, definition.op}]++ : 0;
   Mine mine{ticket, definition.set, {}};
-  if (definition.name.empty()) {
-    *number = next_number_[{definition.set, definition.op}]++;
-  } else {
-    std::string prefix = std::to_string(definition.set) + ' ';
-    mine.names.push_back(prefix + definition.name);
-    if (definition.tensors.size() > 1) {
-      for (const auto& tensor : definition.tensors) {
-        if (!tensor.name.empty() && tensor.name != definition.name) mine.names.push_back(prefix + tensor.name);
-      }
-    }
-    for (std::size_t i = 0; i < mine.names.size(); ++i) {
-      if (names_.insert(mine.names[i]).second) continue;
-      std::string name = mine.names[i].substr(prefix.size());
-      mine.names.resize(i);
-      Free(mine);
-      return Result(Code::kArgument, Describe(definition) + ": an operation named '" + name +
-                                         "' is already in flight on this rank; wait for it first");
+  std::string key = KeyOf(definition, *number);
+  auto in_flight = [&](const std::string& name) {
+    Free(mine);
+    return Result(Code::kArgument, Describe(definition) + ": an operation named '" + name +
+                                       "' is already in flight on this rank; wait for it first");
+  };
+  if (by_key_.count(key) > 0 || members_.count(key) > 0) return in_flight(definition.name);
+  if (!definition.name.empty() && definition.tensors.size() > 1) {
+    for (const auto& tensor : definition.tensors) {
+      if (tensor.name.empty() || tensor.name == definition.name) continue;
+      std::string member = KeyOf(definition.set, tensor.name);
+      if (by_key_.count(member) > 0 || !members_.insert(member).second) return in_flight(tensor.name);
+      mine.members.push_back(std::move(member));
     }
   }
-  by_key_[KeyOf(definition, *number)] = std::move(mine);
+  by_key_.emplace(std::move(key), std::move(mine));
   return Ok();
 }
 
@@ -49,7 +45,7 @@ void Submissions::FailAll(const Result& why, Failed* failed) {
   for (const auto& [key, mine] : by_key_) failed->emplace_back(mine.ticket, why);
   if (joined_ != 0) failed->emplace_back(std::exchange(joined_, 0), why);
   by_key_.clear();
-  names_.clear();
+  members_.clear();
 }
 
 void Submissions::FailSet(SetId set, const Result& why, Failed* failed) {
@@ -64,7 +60,7 @@ void Submissions::FailSet(SetId set, const Result& why, Failed* failed) {
 }
 
 void Submissions::Free(const Mine& mine) {
-  for (const auto& name : mine.names) names_.erase(name);
+  for (const auto& member : mine.members) members_.erase(member);
 }
 
 }  // namespace ronde

@@ -37,12 +37,13 @@ class Submissions {
   struct Mine {
     Ticket ticket = 0;
     SetId set = kGlobalSet;
-    std::vector<std::string> names;
+    std::vector<std::string> members;  // of a group: what it holds of members_
   };
   void Free(const Mine& mine);
 
+  // A name is reserved by the key of its operation, or by that of a group's member.
   std::unordered_map<std::string, Mine> by_key_;
-  std::unordered_set<std::string> names_;  // reserved, each with its set
+  std::unordered_set<std::string> members_;
   std::map<std::pair<SetId, Op>, std::uint64_t> next_number_;
   Ticket joined_ = 0;
 };

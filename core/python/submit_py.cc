@@ -136,6 +136,7 @@ class Items {
 template <class Int>
 std::vector<Int> ToInts(PyObject* object, const char* what) {
   std::vector<Int> result;
+  if (!object) return result;
   Items items(object, (std::string(what) + ": not a sequence").c_str());
   result.reserve(items.size());
   for (std::size_t i = 0; i < items.size(); ++i) result.push_back(ToInt<Int>(items[i], what));

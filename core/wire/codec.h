@@ -40,6 +40,9 @@ class Writer {
   void Raw(std::string_view bytes);
 
   bool empty() const { return bytes_.empty(); }
+  // What was written; valid until the next call that writes.
+  std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+  void Clear() { bytes_.clear(); }  // keeps its memory
   std::vector<std::byte> Take() { return std::exchange(bytes_, {}); }
 
  private:

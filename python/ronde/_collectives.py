@@ -113,7 +113,10 @@ class Collectives(ABC, Generic[T]):
     ) -> Handle[T]:
         """Starts an allreduce: a handle for poll() and synchronize(). The tensor must not change until it has ended."""
         op = reduction(op, average)
-        return self._reduce("allreduce", [tensor], name, op, prescale_factor, postscale_factor, process_set).then(_one)
+        return self._start_one(
+            "allreduce", tensor, name, process_set, Result.NEW, reduction=op, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
 
     def allreduce_(
         self,
@@ -127,9 +130,7 @@ class Collectives(ABC, Generic[T]):
     ) -> T:
         """allreduce into the tensor itself, which is returned. Any layout whose elements do not overlap. No gradient."""
         op = reduction(op, average)
-        return self._reduce(
-            "allreduce", [tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True
-        ).wait()[0]
+        return self.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
 
     def allreduce_async_(
         self,
@@ -143,8 +144,10 @@ class Collectives(ABC, Generic[T]):
     ) -> Handle[T]:
         """Starts an allreduce into the tensor itself; it holds the result once synchronize() has returned."""
         op = reduction(op, average)
-        handle = self._reduce("allreduce", [tensor], name, op, prescale_factor, postscale_factor, process_set, True)
-        return handle.then(_one)
+        return self._start_one(
+            "allreduce", tensor, name, process_set, Result.IN_PLACE, reduction=op, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
 
     def grouped_allreduce(
         self,
@@ -231,7 +234,7 @@ class Collectives(ABC, Generic[T]):
         self, tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
         """Starts an allgather."""
-        return self.grouped_allgather_async([tensor], name, process_set).then(_one)
+        return self._start_one("allgather", tensor, name, process_set, Result.CORE)
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: Optional[str] = None, process_set: ProcessSet = global_process_set
@@ -294,7 +297,7 @@ class Collectives(ABC, Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
         """Starts a broadcast."""
-        return self._start("broadcast", [tensor], name, process_set, Result.NEW, root=root_rank).then(_one)
+        return self._start_one("broadcast", tensor, name, process_set, Result.NEW, root=root_rank)
 
     def broadcast_(
         self,
@@ -314,7 +317,7 @@ class Collectives(ABC, Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
         """Starts a broadcast into the tensor itself."""
-        return self._start("broadcast", [tensor], name, process_set, Result.IN_PLACE, root=root_rank).then(_one)
+        return self._start_one("broadcast", tensor, name, process_set, Result.IN_PLACE, root=root_rank)
 
     # ---- alltoall ----
 
@@ -398,8 +401,11 @@ class Collectives(ABC, Generic[T]):
         postscale_factor: float = 1.0,
     ) -> Handle[T]:
         """Starts a reducescatter."""
-        handle = self.grouped_reducescatter_async([tensor], name, op, process_set, prescale_factor, postscale_factor)
-        return handle.then(_one)
+        op = reduction(op, None)
+        return self._start_one(
+            "reducescatter", tensor, name, process_set, Result.CORE, reduction=op, prescale=prescale_factor,
+            postscale=postscale_factor,
+        )  # fmt: skip
 
     def grouped_reducescatter(
         self,
@@ -500,6 +506,12 @@ class Collectives(ABC, Generic[T]):
         **options: Any,
     ) -> Handle[list[T]]:
         """Starts an operation of the core's op table. Options: reduction, prescale, postscale, root, splits."""
+
+    def _start_one(
+        self, kind: str, given: Any, name: Optional[str], process_set: ProcessSet, where: Result, **options: Any
+    ) -> Handle[T]:
+        """The same for one tensor."""
+        return self._start(kind, [given], name, process_set, where, **options).then(_one)
 
     @staticmethod
     def _check_linear(kind: str, op: int) -> None:
