@@ -9,7 +9,7 @@ from ronde import _core
 from ronde.launcher.job import LaunchError
 
 # Sections of a config file for what comes later, and their keys that ask for nothing.
-_LATER_SECTIONS = {"autotune": "autotuning", "timeline": "the timeline"}
+_LATER_SECTIONS = {"autotune": "autotuning"}
 _BOOLS = {"1": "1", "0": "0", "true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
 
 

@@ -28,23 +28,32 @@ class Steps {
     return call_.slots.Slot(group().members[member], call_.first_chunk + chunk);
   }
   Result Acquire(std::uint64_t chunk) {
-    return call_.slots.Acquire(call_.first_chunk + chunk, readers_, WaitLimit(call_));
+    Result result = call_.slots.Acquire(call_.first_chunk + chunk, readers_, WaitLimit(call_));
+    // A small operation saves this reading: its slot is free, unless the ring is short.
+    if (chunk > 0) Spent(call_.phases, Phase::kNetwork);
+    doing_ = Phase::kPack;
+    return result;
   }
   void Publish(Segment::Stage stage, std::uint64_t chunk) {
     call_.segment.Publish(stage, call_.first_chunk + chunk + 1);
+    Spent(call_.phases, doing_);
   }
   Result Await(int member, Segment::Stage stage, std::uint64_t chunk) {
-    return call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit(call_));
+    Spent(call_.phases, doing_);
+    return AwaitAtOnce(member, stage, chunk);
   }
   Result AwaitOthers(Segment::Stage stage, std::uint64_t chunk) {
     for (int m = 0; m < group().size(); ++m) {
-      if (m != me()) RONDE_RETURN_IF_ERROR(Await(m, stage, chunk));
+      if (m != me()) RONDE_RETURN_IF_ERROR(AwaitAtOnce(m, stage, chunk));
     }
     return Ok();
   }
   // All counters pass the operation's last chunk, whatever stages it used.
   Result Finish(std::uint64_t chunks) {
-    for (auto stage : {Segment::kPacked, Segment::kReduced, Segment::kConsumed}) Publish(stage, chunks - 1);
+    for (auto stage : {Segment::kPacked, Segment::kReduced, Segment::kConsumed}) {
+      call_.segment.Publish(stage, call_.first_chunk + chunks);
+    }
+    Spent(call_.phases, doing_);
     return Ok();
   }
 
@@ -71,6 +80,7 @@ class Steps {
   template <class At>
   void Reduce(const math::ReduceSpec& spec, const Stream& own, std::size_t begin, std::size_t end, At&& at,
               std::byte* also) {
+    doing_ = Phase::kReduce;
     const std::size_t element = Info(spec.dtype).size;
     own.ForRange(begin, end, [&](const Piece& piece, std::size_t offset) {
       sources_.clear();
@@ -86,9 +96,19 @@ class Steps {
   }
 
  private:
+  // Right after a Publish, which has settled what the time before went into.
+  Result AwaitAtOnce(int member, Segment::Stage stage, std::uint64_t chunk) {
+    Result result =
+        call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit(call_));
+    Spent(call_.phases, Phase::kNetwork);
+    doing_ = Phase::kUnpack;  // unless Acquire or Reduce says otherwise
+    return result;
+  }
+
   const SegmentCall& call_;
   std::shared_ptr<const std::vector<int>> readers_;
   std::vector<const void*> sources_;
+  Phase doing_ = Phase::kPack;  // what the time goes into until the next Publish or wait
 };
 
 bool OnePhase(std::size_t bytes, std::size_t chunk_bytes) { return bytes <= std::min(kOnePhaseBytes, chunk_bytes); }
