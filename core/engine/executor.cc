@@ -147,6 +147,8 @@ void Executor::Run(Job& job) {
   const auto& entries = job.batch.entries;
   ExecutionCounters& counters = *config_.counters;
   const TimePoint start = config_.timeline->on() ? Now() : TimePoint();
+  const bool mine = std::binary_search(job.members->begin(), job.members->end(), config_.rank);
+  if (mine) counters.batches.Add(1);
   Plan plan = PlanFusion(job.batch, config_.limits, job.members->size());
   open_tensors_.assign(entries.size(), 0);
   starved_.assign(entries.size(), false);
@@ -169,8 +171,7 @@ void Executor::Run(Job& job) {
   }
   for (const auto& list : plan) RunList(job, list);
   scratch_.clear();
-  counters.batches.Add(1);
-  if (start != TimePoint()) config_.timeline->Add(BatchEvent(job, start));
+  if (mine && start != TimePoint()) config_.timeline->Add(BatchEvent(job, start));
   if (!job.members->empty() && job.members->front() == config_.rank) {
     config_.finished(job.batch.set, job.batch.number);
   }
@@ -249,7 +250,7 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
       }
     }
   }
-  Record(job, list, fused, start_ticks, start, phases, !result.ok());
+  if (member >= 0) Record(job, list, fused, start_ticks, start, phases, !result.ok());
   for (const auto& planned : list) {
     if (!result.ok()) {
       // One failed tensor fails its whole entry; its other tensors still count down.
