@@ -131,17 +131,13 @@ class EngineImpl final : public Engine {
     const bool all_ranks = config_.options.timeline_all_ranks;
     if (topology_.rank != 0 && !all_ranks) return Ok();
     RONDE_RETURN_IF_ERROR(timeline_.Start(all_ranks ? TimelinePath(path, topology_.rank) : path, mark_cycles));
-    std::lock_guard lock(driver_);
-    negotiator_->RecordReadiness(true);
+    FollowTimeline();
     return Ok();
   }
 
   void StopTimeline() override {
-    {
-      std::lock_guard lock(driver_);
-      negotiator_->RecordReadiness(false);
-    }
     timeline_.Stop();
+    FollowTimeline();
   }
 
   MetricRows Metrics() const override {
@@ -226,6 +222,12 @@ class EngineImpl final : public Engine {
     const Operation& operation_;
     const TimePoint start_;
   };
+
+  // Whichever of several threads that start and stop comes last sees how it ended.
+  void FollowTimeline() {
+    std::lock_guard lock(driver_);
+    negotiator_->RecordReadiness(timeline_.on());
+  }
 
   // The right to drive, for a scope. Operations that ended meanwhile are told so at its end, with no lock held.
   class Turn {

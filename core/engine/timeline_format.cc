@@ -1,6 +1,7 @@
 #include "engine/timeline_format.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 
@@ -13,17 +14,27 @@ constexpr int kExecutionLane = 1, kCycleLane = 2, kFirstWaitingLane = 100;
 // Threads beyond these get no lane, and what they wait for is left out: programs that make a thread per step.
 constexpr std::size_t kMostWaitingLanes = 1000;
 
-// Nanoseconds as microseconds, exactly.
-std::string Micros(std::int64_t nanoseconds) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(nanoseconds / 1000),
-                static_cast<long long>(nanoseconds % 1000));
-  return text;
-}
 std::int64_t Nanoseconds(Duration d) {
   return std::max<std::int64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(d).count(), 0);
 }
-std::string Micros(TimePoint time) { return Micros(Nanoseconds(time.time_since_epoch())); }
+
+// A number, and a time in nanoseconds as microseconds, exactly. By hand: most of a timeline is numbers.
+void AppendNumber(std::int64_t value, std::string* out) {
+  char text[24];
+  out->append(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+void AppendMicros(std::int64_t nanoseconds, std::string* out) {
+  AppendNumber(nanoseconds / 1000, out);
+  const auto rest = static_cast<int>(nanoseconds % 1000);
+  const char digits[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
+                         static_cast<char>('0' + rest % 10)};
+  out->append(digits, sizeof digits);
+}
+std::string Micros(TimePoint time) {
+  std::string text;
+  AppendMicros(Nanoseconds(time.time_since_epoch()), &text);
+  return text;
+}
 
 // Length of the valid UTF-8 character at the front; 0: there is none.
 std::size_t CharacterLength(std::string_view text) {
@@ -42,7 +53,15 @@ std::size_t CharacterLength(std::string_view text) {
   return overlong || surrogate || too_large ? 0 : length;
 }
 
+bool IsPlain(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; });
+}
+
 void Escape(std::string_view text, std::string* out) {
+  if (IsPlain(text)) {
+    *out += text;
+    return;
+  }
   while (!text.empty()) {
     const std::size_t length = CharacterLength(text);
     const auto first = static_cast<unsigned char>(text[0]);
@@ -73,12 +92,20 @@ std::string NameOf(const TimelineEvent& event) {
   return event.tensor > 0 ? unnamed + "." + std::to_string(event.tensor) : unnamed;
 }
 
-std::string Number(const char* key, std::int64_t value) {
-  return "\"" + std::string(key) + "\":" + std::to_string(value);
+std::string Number(std::string_view key, std::int64_t value) {
+  std::string text = "\"";
+  text += key;
+  text += "\":";
+  AppendNumber(value, &text);
+  return text;
 }
 std::string OpArgs(const TimelineEvent& event) {
-  return "\"op\":\"" + std::string(Info(event.definition->op).name) + "\"," +
-         Number("batch", static_cast<std::int64_t>(event.batch)) + (event.failed ? ",\"failed\":true" : "");
+  std::string text = "\"op\":\"";
+  text += Info(event.definition->op).name;
+  text += "\",\"batch\":";
+  AppendNumber(static_cast<std::int64_t>(event.batch), &text);
+  if (event.failed) text += ",\"failed\":true";
+  return text;
 }
 
 }  // namespace
@@ -112,7 +139,7 @@ void TimelineFormat::Begin(bool mark_cycles) {
   Process("process_sort_index", Number("sort_index", rank_));
   Process("ronde", Number("format", 1) + "," + Number("rank", rank_) + "," + Number("size", size_) + ",\"host\":\"" +
                        host_ + "\",\"start\":" + Micros(last_) +
-                       ",\"wall_minus_trace_us\":" + Micros(std::max<std::int64_t>(offset.count(), 0)));
+                       ",\"wall_minus_trace_us\":" + Micros(TimePoint(offset)));
   Lane(kExecutionLane, "execution");
   if (mark_cycles) Lane(kCycleLane, "cycles");
 }
@@ -128,16 +155,13 @@ void TimelineFormat::Write(const TimelineEvent& event) {
       return Complete(kExecutionLane, "batch", "batch " + std::to_string(event.batch), event.start, event.end,
                       Number("operations", static_cast<std::int64_t>(event.count)));
     case TimelineEvent::Kind::kWait: return Wait(event);
-    case TimelineEvent::Kind::kCycle:
-      return line_("{\"name\":\"cycle\",\"cat\":\"cycle\",\"ph\":\"i\",\"s\":\"t\",\"ts\":" + Micros(event.start) +
-                   ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(kCycleLane) + "}");
+    case TimelineEvent::Kind::kCycle: return Instant(kCycleLane, "cycle", "cycle", event.start, 't');
   }
 }
 
 void TimelineFormat::Lost(std::int64_t count) {
   CloseOpen("unknown: events were lost");
-  line_("{\"name\":\"" + std::to_string(count) + " events lost\",\"cat\":\"lost\",\"ph\":\"i\",\"s\":\"p\",\"ts\":" +
-        Micros(last_) + ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(kExecutionLane) + "}");
+  Instant(kExecutionLane, "lost", std::to_string(count) + " events lost", last_, 'p');
 }
 
 void TimelineFormat::End(std::int64_t dropped, bool cut) {
@@ -164,36 +188,55 @@ void TimelineFormat::Lane(int tid, std::string_view name) {
         ",\"args\":{\"name\":\"" + std::string(name) + "\"}}");
 }
 
-void TimelineFormat::Async(char phase, const char* category, std::uint64_t id, std::string_view name, TimePoint time,
-                           const std::string& args) {
-  char hex[20];
-  std::snprintf(hex, sizeof hex, "0x%llx", static_cast<unsigned long long>(id));
-  std::string line = "{\"name\":\"";
-  line += name;
-  line += "\",\"cat\":\"";
-  line += category;
-  line += "\",\"ph\":\"";
-  line += phase;
-  line += "\",\"id\":\"";
-  line += hex;
-  line +=
-      "\",\"ts\":" + Micros(time) + ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(kExecutionLane);
-  if (!args.empty()) line += ",\"args\":{" + args + "}";
-  line += "}";
-  line_(line);
+void TimelineFormat::Open(std::string_view name, std::string_view category, char phase, TimePoint time) {
+  text_ = "{\"name\":\"";
+  text_ += name;
+  text_ += "\",\"cat\":\"";
+  text_ += category;
+  text_ += "\",\"ph\":\"";
+  text_ += phase;
+  text_ += "\",\"ts\":";
+  AppendMicros(Nanoseconds(time.time_since_epoch()), &text_);
 }
 
-void TimelineFormat::Complete(int tid, const char* category, std::string_view name, TimePoint start, TimePoint end,
-                              const std::string& args) {
-  std::string line = "{\"name\":\"";
-  line += name;
-  line += "\",\"cat\":\"";
-  line += category;
-  line += "\",\"ph\":\"X\",\"ts\":" + Micros(start) + ",\"dur\":" + Micros(Nanoseconds(end - start)) +
-          ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(tid);
-  if (!args.empty()) line += ",\"args\":{" + args + "}";
-  line += "}";
-  line_(line);
+void TimelineFormat::Close(int tid, std::string_view args) {
+  text_ += ",\"pid\":";
+  AppendNumber(rank_, &text_);
+  text_ += ",\"tid\":";
+  AppendNumber(tid, &text_);
+  if (!args.empty()) {
+    text_ += ",\"args\":{";
+    text_ += args;
+    text_ += '}';
+  }
+  text_ += '}';
+  line_(text_);
+}
+
+void TimelineFormat::Async(char phase, std::string_view category, std::uint64_t id, std::string_view name,
+                           TimePoint time, std::string_view args) {
+  Open(name, category, phase, time);
+  char hex[20];
+  text_ += ",\"id\":\"0x";
+  text_.append(hex, std::to_chars(hex, hex + sizeof hex, id, 16).ptr);
+  text_ += '"';
+  Close(kExecutionLane, args);
+}
+
+void TimelineFormat::Complete(int tid, std::string_view category, std::string_view name, TimePoint start, TimePoint end,
+                              std::string_view args) {
+  Open(name, category, 'X', start);
+  text_ += ",\"dur\":";
+  AppendMicros(Nanoseconds(end - start), &text_);
+  Close(tid, args);
+}
+
+void TimelineFormat::Instant(int tid, std::string_view category, std::string_view name, TimePoint time, char scope) {
+  Open(name, category, 'i', time);
+  text_ += ",\"s\":\"";
+  text_ += scope;
+  text_ += '"';
+  Close(tid, "");
 }
 
 void TimelineFormat::Ready(const TimelineEvent& event) {
@@ -216,11 +259,11 @@ void TimelineFormat::Commit(const TimelineEvent& event) {
 }
 
 void TimelineFormat::Tensor(const TimelineEvent& event) {
-  const std::string name = NameOf(event), args = OpArgs(event) + "," + Number("bytes", event.bytes);
+  const std::string name = NameOf(event);
   const std::uint64_t id = ++last_id_;
-  Async('b', "queue", id, name, event.committed, args);
+  Async('b', "queue", id, name, event.committed, "");
   Async('e', "queue", id, name, event.start, "");
-  Async('b', "run", id, name, event.start, args);
+  Async('b', "run", id, name, event.start, OpArgs(event) + "," + Number("bytes", event.bytes));
   Async('e', "run", id, name, event.end, "");
 }
 

@@ -75,10 +75,14 @@ class TimelineFormat {
  private:
   void Process(const char* name, const std::string& args);
   void Lane(int tid, std::string_view name);
-  void Async(char phase, const char* category, std::uint64_t id, std::string_view name, TimePoint time,
-             const std::string& args);
-  void Complete(int tid, const char* category, std::string_view name, TimePoint start, TimePoint end,
-                const std::string& args);
+  // One event in text_: Open, what its kind adds, Close. Names are escaped, args the inside of an object.
+  void Open(std::string_view name, std::string_view category, char phase, TimePoint time);
+  void Close(int tid, std::string_view args);
+  void Async(char phase, std::string_view category, std::uint64_t id, std::string_view name, TimePoint time,
+             std::string_view args);
+  void Complete(int tid, std::string_view category, std::string_view name, TimePoint start, TimePoint end,
+                std::string_view args);
+  void Instant(int tid, std::string_view category, std::string_view name, TimePoint time, char scope);
   void Ready(const TimelineEvent& event);
   void Commit(const TimelineEvent& event);
   void Tensor(const TimelineEvent& event);
@@ -89,14 +93,15 @@ class TimelineFormat {
   const int rank_, size_;
   const std::string host_;
   const Line line_;
-  struct Open {
+  struct Negotiation {
     std::string name;  // escaped
     TimePoint start;
   };
-  std::unordered_map<std::uint64_t, Open> open_;  // negotiations, by id
-  std::unordered_map<pid_t, int> waiting_lanes_;  // tid by thread
-  std::uint64_t last_id_ = 0;                     // of tensors' events
-  TimePoint last_;                                // the latest time written
+  std::unordered_map<std::uint64_t, Negotiation> open_;  // by id
+  std::unordered_map<pid_t, int> waiting_lanes_;         // tid by thread
+  std::uint64_t last_id_ = 0;                            // of tensors' events
+  std::string text_;                                     // kept for its memory
+  TimePoint last_;                                       // the latest time written
 };
 
 }  // namespace ronde

@@ -106,7 +106,7 @@ TEST_F(TimelineTest, AnOperationIsInTheFileWithItsPhases) {
   EXPECT_EQ(Count(events, R"("name":"network","cat":"phase","ph":"X","ts":1006.000,"dur":2.000)"), 1u);
   EXPECT_EQ(Count(events, R"("name":"unpack","cat":"phase","ph":"X","ts":1008.000,"dur":0.500)"), 1u);
   EXPECT_EQ(Count(events, R"("name":"reduce")"), 0u);  // took no time
-  EXPECT_EQ(Count(events, R"("name":"cycle","cat":"cycle","ph":"i","s":"t","ts":1234.000)"), 1u);
+  EXPECT_EQ(Count(events, R"("name":"cycle","cat":"cycle","ph":"i","ts":1234.000,"s":"t")"), 1u);
   EXPECT_EQ(Count(events, R"-("name":"rank 0 (h\"1)")-"), 1u);
   EXPECT_EQ(Count(events, R"("dropped":0,"cut":false)"), 1u);
 }
