@@ -23,7 +23,7 @@ Result Timeline::Start(const std::string& path, bool mark_cycles) {
   if (writer_.joinable()) {
     return Result(Code::kArgument, "a timeline is being written to " + path_ + " already: stop it first");
   }
-  RONDE_RETURN_IF_ERROR(file_.Open(path));
+  RONDE_RETURN_IF_ERROR(file_.Open(path, config_.max_bytes));
   path_ = path;
   format_ = std::make_unique<TimelineFormat>(config_.rank, config_.size, config_.host,
                                              [this](std::string_view line) { WriteLine(line); });

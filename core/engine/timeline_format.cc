@@ -176,6 +176,7 @@ void TimelineFormat::CloseOpen(const char* why) {
     Async('e', "negotiate", id, open.name, last_, "\"end\":\"" + std::string(why) + "\"");
   }
   open_.clear();
+  open_bytes_ = 0;
 }
 
 void TimelineFormat::Process(const char* name, const std::string& args) {
@@ -244,6 +245,7 @@ void TimelineFormat::Ready(const TimelineEvent& event) {
   auto [open, added] = open_.try_emplace(id);
   if (added) {
     open->second = {NameOf(event), event.start};
+    open_bytes_ += BytesToClose(open->second.name);
     Async('b', "negotiate", id, open->second.name, event.start,
           "\"op\":\"" + std::string(Info(event.definition->op).name) + "\"");
   }
@@ -255,6 +257,7 @@ void TimelineFormat::Commit(const TimelineEvent& event) {
   auto open = open_.find(std::hash<std::string>()(KeyOf(*event.definition, event.number)));
   if (open == open_.end()) return;  // of before the timeline, or a join
   Async('e', "negotiate", open->first, open->second.name, event.start, OpArgs(event));
+  open_bytes_ -= BytesToClose(open->second.name);
   open_.erase(open);
 }
 

@@ -69,8 +69,8 @@ class TimelineFormat {
   void Lost(std::int64_t count);
   // Closes what is open. `cut`: the file was full.
   void End(std::int64_t dropped, bool cut);
-  // Bytes that End may need.
-  std::uint64_t reserve() const { return 1024 + 256 * open_.size(); }
+  // Bytes of the file that End may need, spaces at the ends of pages included.
+  std::uint64_t reserve() const { return 4096 + 2 * open_bytes_; }
 
  private:
   void Process(const char* name, const std::string& args);
@@ -89,6 +89,7 @@ class TimelineFormat {
   void List(const TimelineEvent& event);
   void Wait(const TimelineEvent& event);
   void CloseOpen(const char* why);
+  static std::uint64_t BytesToClose(const std::string& name) { return name.size() + 256; }
 
   const int rank_, size_;
   const std::string host_;
@@ -99,6 +100,7 @@ class TimelineFormat {
   };
   std::unordered_map<std::uint64_t, Negotiation> open_;  // by id
   std::unordered_map<pid_t, int> waiting_lanes_;         // tid by thread
+  std::uint64_t open_bytes_ = 0;                         // that closing them takes
   std::uint64_t last_id_ = 0;                            // of tensors' events
   std::string text_;                                     // kept for its memory
   TimePoint last_;                                       // the latest time written

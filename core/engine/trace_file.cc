@@ -9,13 +9,14 @@
 
 namespace ronde {
 namespace {
-// By how much the bracket moves on.
-constexpr std::uint64_t kStride = 64 * TraceFile::kPage;
+// By how much the bracket moves on: as far as the file is long, within these limits.
+constexpr std::uint64_t kLeastStride = std::uint64_t{1} << 20, kMostStride = std::uint64_t{16} << 20;
 }  // namespace
 
-Result TraceFile::Open(const std::string& path) {
+Result TraceFile::Open(const std::string& path, std::uint64_t max_bytes) {
   Close();
   path_ = path;
+  max_bytes_ = max_bytes;
   descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     return Result(Code::kArgument, "the timeline " + path + " cannot be written: " + std::strerror(errno));
@@ -37,7 +38,7 @@ Result TraceFile::Add(std::string_view event) {
   }
   if (end_ + needed > bracket_) {
     RONDE_RETURN_IF_ERROR(Flush());
-    RONDE_RETURN_IF_ERROR(MoveBracket());
+    RONDE_RETURN_IF_ERROR(MoveBracket(end_ + needed));
   }
   pending_ += empty_ ? " \n" : ",\n";
   pending_ += event;
@@ -60,10 +61,18 @@ void TraceFile::Close() {
   descriptor_ = -1;
 }
 
-Result TraceFile::MoveBracket() {
-  const std::string spaces(kStride, ' ');
-  RONDE_RETURN_IF_ERROR(Write(spaces, bracket_ + 1));  // behind the bracket: wherever this ends, the file is whole
-  const std::uint64_t next = bracket_ + kStride;
+Result TraceFile::MoveBracket(std::uint64_t least) {
+  const std::uint64_t stride = std::clamp(bracket_, kLeastStride, kMostStride);
+  const std::uint64_t next = std::min(bracket_ + stride, max_bytes_ - 1);
+  if (max_bytes_ == 0 || next < least) {
+    failure_ = Result(Code::kArgument, "the timeline " + path_ + " is full");
+    return failure_;
+  }
+  // Behind the bracket: wherever this ends, the file is whole.
+  const std::string spaces(std::min<std::uint64_t>(next - bracket_, 1 << 18), ' ');
+  for (std::uint64_t at = bracket_ + 1; at <= next; at += spaces.size()) {
+    RONDE_RETURN_IF_ERROR(Write(std::string_view(spaces).substr(0, next + 1 - at), at));
+  }
   RONDE_RETURN_IF_ERROR(Write("]", next));
   RONDE_RETURN_IF_ERROR(Write(" ", bracket_));
   bracket_ = next;

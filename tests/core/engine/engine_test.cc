@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -360,8 +361,14 @@ TEST(Engine, TimelinesOfAllRanks) {
   std::filesystem::create_directory(folder);
   Options options;
   options.timeline_all_ranks = true;
+  std::array<std::atomic<int>, 3> arrived{};
+  auto meet = [&](std::size_t place) {  // so that no rank hears of what others do before it starts or after it stops
+    ++arrived[place];
+    for (Deadline limit = After(kLimit); arrived[place] < 3 && Now() < limit;) std::this_thread::yield();
+  };
   Cluster{3, true, options, {}}.Run([&](Engine& engine, int rank) {
     ASSERT_TRUE(engine.StartTimeline(folder + "/t.json", false).ok());
+    meet(0);
     std::vector<std::vector<float>> x(4, std::vector<float>(20, static_cast<float>(rank)));
     std::vector<std::shared_ptr<Operation>> operations;
     for (std::size_t t = 0; t < x.size(); ++t) {
@@ -373,7 +380,9 @@ TEST(Engine, TimelinesOfAllRanks) {
     // What is told of a batch comes after its operations have ended: certainly, once a later one has.
     std::vector<float> last(3);
     ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("last", last))).ok());
+    meet(1);
     engine.StopTimeline();
+    meet(2);
     std::vector<float> later(3);
     ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("later", later))).ok());
   });
