@@ -1,5 +1,6 @@
 #include "engine/timeline.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,6 +10,8 @@ namespace ronde {
 namespace {
 // The writer collects events for this long, so that it wakes up seldom and writes much at once.
 constexpr auto kCollect = std::chrono::milliseconds(50);
+// Where cores are short it writes while the program waits.
+constexpr int kNiceness = 10;
 }  // namespace
 
 std::string TimelinePath(const std::string& path, int rank) {
@@ -134,6 +137,7 @@ void Timeline::Push(TimelineEvent&& event) {
 }
 
 void Timeline::Main() {
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);  // on Linux of this thread alone
   std::vector<TimelineEvent> events;
   bool stop = false;
   while (!stop) {
