@@ -73,6 +73,7 @@ bench: $(VENV)/.test install
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/tensorflow_ops.py
 	$(BIN)/python benchmarks/keras_fit.py
+	$(BIN)/python benchmarks/timeline_cost.py
 
 bench-mxnet: install-mxnet
 	$(MXNET)/python benchmarks/mxnet_overlap.py

@@ -25,8 +25,6 @@ _LATER = (
     ("torus-allreduce", "no", "a choice of the algorithm"),
     ("num-nccl-streams", "=", "NCCL"),
     ("thread-affinity", "=", "thread affinity"),
-    ("timeline-filename", "=", "the timeline"),
-    ("timeline-mark-cycles", "no", "the timeline"),
     ("autotune", "no", "autotuning"),
     ("autotune-log-file", "=", "autotuning"),
     ("autotune-warmup-samples", "=", "autotuning"),

@@ -9,7 +9,7 @@ from ronde import _core
 from ronde.launcher.job import LaunchError
 
 # Sections of a config file for what comes later, and their keys that ask for nothing.
-_LATER_SECTIONS = {"autotune": "autotuning", "timeline": "the timeline"}
+_LATER_SECTIONS = {"autotune": "autotuning"}
 _BOOLS = {"1": "1", "0": "0", "true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
 
 
@@ -89,6 +89,9 @@ def read_config(path: str) -> dict[str, str]:
             continue
         if section not in keys:
             raise LaunchError(f"{path}: there is no section '{section}' (there are: {', '.join(sorted(keys))})")
+        if section == "timeline" and "enabled" in options:  # no option: what the section says holds or does not
+            if option_value("Bool", "", 1, f"{path}: enabled", str(options.pop("enabled"))) == "0":
+                continue
         for key, value in options.items():
             found = keys[section].get(str(key).replace("-", "_"))
             if found is None:

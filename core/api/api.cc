@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <system_error>
 
@@ -107,7 +108,16 @@ Expected<std::shared_ptr<Engine>> Connect(ronde_endpoint& endpoint, const std::v
   host.wait_seconds = WaitSeconds(config.options);
   config.backends.push_back(CreateHostBackend(host));
   config.cause_of_death = CauseOfDeath(endpoint.store_url, endpoint.secret);
-  return std::shared_ptr<Engine>(Engine::Create(std::move(config)));
+  std::shared_ptr<Engine> engine = Engine::Create(std::move(config));
+  const Options& options = endpoint.options;
+  if (!options.timeline.empty() && options.timeline != "DYNAMIC") {
+    Result started = engine->StartTimeline(options.timeline, options.timeline_mark_cycles);
+    if (!started.ok()) {
+      engine->Shutdown(started.message());
+      return started;
+    }
+  }
+  return engine;
 }
 
 Result ReadRequest(const ronde_request& in, Request* out) {
@@ -323,10 +333,28 @@ ronde_error* ronde_process_set_ranks(ronde_engine engine, uint32_t process_set, 
   return nullptr;
 }
 
-ronde_error* ronde_start_timeline(ronde_engine, const char*, int32_t) {
-  return ToC(Result(Code::kArgument, "this release writes no timeline"));
+ronde_error* ronde_start_timeline(ronde_engine engine, const char* path, int32_t mark_cycles) {
+  auto found = FindEngine(engine);
+  if (!found.ok()) return ToC(found.error());
+  return ToC(found.value()->StartTimeline(Text(path), mark_cycles != 0));
 }
-ronde_error* ronde_stop_timeline(ronde_engine) {
-  return ToC(Result(Code::kArgument, "this release writes no timeline"));
+
+ronde_error* ronde_stop_timeline(ronde_engine engine) {
+  auto found = FindEngine(engine);
+  if (!found.ok()) return ToC(found.error());
+  found.value()->StopTimeline();
+  return nullptr;
+}
+
+ronde_error* ronde_get_metrics(ronde_engine engine, ronde_metric* metrics, uint32_t capacity, uint32_t* count) {
+  auto found = FindEngine(engine);
+  if (!found.ok()) return ToC(found.error());
+  const MetricRows rows = found.value()->Metrics();
+  *count = static_cast<uint32_t>(rows.size());
+  for (std::size_t i = 0; i < std::min<std::size_t>(capacity, rows.size()); ++i) {
+    std::snprintf(metrics[i].name, sizeof metrics[i].name, "%s", rows[i].first.c_str());
+    metrics[i].value = rows[i].second;
+  }
+  return nullptr;
 }
 }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "base/types.h"
+#include "collectives/phases.h"
 
 namespace ronde {
 
@@ -38,6 +39,8 @@ struct FusedOperation {
   std::vector<FusedTensor> tensors;
   // Chunk number at which this operation starts, in bytes of stream: see Backend::Chunks. Set by the engine.
   std::uint64_t first_chunk = 0;
+  // Where Run says what its time went into; borrowed until done. Null: nobody asks.
+  PhaseTimes* phases = nullptr;
 };
 
 class Backend {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace ronde {
 
@@ -18,6 +19,15 @@ inline Deadline After(double seconds) {
 inline double Seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 inline Duration FromSeconds(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+// A clock for measuring, at half the price of Now(). Its unit is its own: compare two readings of both clocks.
+inline std::int64_t Ticks() {
+#if defined(__x86_64__)
+  return static_cast<std::int64_t>(__builtin_ia32_rdtsc());
+#else
+  return Now().time_since_epoch().count();
+#endif
 }
 
 }  // namespace ronde

@@ -15,6 +15,7 @@
 #include "base/result.h"
 #include "collectives/chunks.h"
 #include "collectives/group.h"
+#include "collectives/phases.h"
 #include "collectives/stream.h"
 #include "math/math.h"
 #include "transport/transport.h"
@@ -27,6 +28,7 @@ struct SegmentCall {
   std::uint64_t first_chunk;
   const Group& group;
   double wait_seconds;  // limit of one wait; 0: until Abort
+  PhaseTimes* phases = nullptr;
 };
 
 // Chunk numbers of a reducescatter: every chunk holds a piece of each member's shard. Other operations: ChunksOf the

@@ -69,6 +69,9 @@ class SegmentSteps {
   }
   Result Acquire(std::uint64_t chunk) {
     RONDE_RETURN_IF_ERROR(call_.slots.Acquire(call_.first_chunk + chunk, readers_, WaitLimit()));
+    // A small operation saves this reading: its slot is free, unless the ring is short.
+    if (chunk > 0) Spent(call_.phases, Phase::kNetwork);
+    doing_ = Phase::kPack;
     OwnPlace(chunk).extents = 0;
     return Ok();
   }
@@ -98,20 +101,25 @@ class SegmentSteps {
   }
   void Publish(Segment::Stage stage, std::uint64_t chunk) {
     call_.segment.Publish(stage, call_.first_chunk + chunk + 1);
+    Spent(call_.phases, doing_);
   }
   Result Await(int member, Segment::Stage stage, std::uint64_t chunk) {
-    return call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit());
+    Spent(call_.phases, doing_);
+    return AwaitAtOnce(member, stage, chunk);
   }
   Result AwaitOthers(Segment::Stage stage, std::uint64_t chunk) {
     for (int m = 0; m < group().size(); ++m) {
-      if (m != me()) RONDE_RETURN_IF_ERROR(Await(m, stage, chunk));
+      if (m != me()) RONDE_RETURN_IF_ERROR(AwaitAtOnce(m, stage, chunk));
     }
     return Ok();
   }
   // All counters pass the operation's last chunk, whatever stages it used. Memory that was lent is its owner's again when
   // everybody has read it. Who read it waits too: should its owner fail meanwhile, nobody's operation ends well.
   Result Finish(std::uint64_t chunks) {
-    for (auto stage : {Segment::kPacked, Segment::kReduced, Segment::kConsumed}) Publish(stage, chunks - 1);
+    for (auto stage : {Segment::kPacked, Segment::kReduced, Segment::kConsumed}) {
+      call_.segment.Publish(stage, call_.first_chunk + chunks);
+    }
+    Spent(call_.phases, doing_);
     return lent_ ? AwaitOthers(Segment::kConsumed, chunks - 1) : Ok();
   }
 
@@ -174,6 +182,7 @@ class SegmentSteps {
   // neighbour's bytes for `begin` are its chunk's from `at` on.
   Result Reduce(const math::ReduceSpec& spec, std::size_t at, const Stream& own, std::size_t begin, std::size_t end,
                 std::byte* also) {
+    doing_ = Phase::kReduce;
     const std::size_t element = Info(spec.dtype).size;
     auto packed = [&](int m) { return m != me() && !views_[m].lent(); };
     bool wanted = false;
@@ -200,6 +209,14 @@ class SegmentSteps {
   }
 
  private:
+  // Right after a Publish, which has settled what the time before went into.
+  Result AwaitAtOnce(int member, Segment::Stage stage, std::uint64_t chunk) {
+    Result result =
+        call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit());
+    Spent(call_.phases, Phase::kNetwork);
+    doing_ = Phase::kUnpack;  // unless Acquire or Reduce says otherwise
+    return result;
+  }
   Deadline WaitLimit() const { return call_.wait_seconds > 0 ? After(call_.wait_seconds) : Deadline::max(); }
   Place& OwnPlace(std::uint64_t chunk) const {
     return call_.slots.PlaceOf(call_.segment.rank(), call_.first_chunk + chunk);
@@ -228,7 +245,8 @@ class SegmentSteps {
   std::vector<ChunkView> views_;  // by member, of the chunk being reduced
   std::vector<const void*> sources_;
   std::vector<std::byte*> results_;
-  bool lent_ = false;  // this rank has lent a chunk, or looked at one that was lent
+  Phase doing_ = Phase::kPack;  // what the time goes into until the next Publish or wait
+  bool lent_ = false;           // this rank has lent a chunk, or looked at one that was lent
 };
 
 }  // namespace ronde

@@ -109,6 +109,8 @@ class Transfers {
  private:
   // Waits for every one, also after an error: the memory is borrowed until then.
   Result WaitUntil(Deadline limit) {
+    if (handles_.empty()) return Ok();
+    Spent(call_.phases, Phase::kPack);  // what follows a wait is settled by those who do it
     Result first;
     for (auto handle : handles_) {
       Result result = call_.transport.Wait(handle, limit);
@@ -118,6 +120,7 @@ class Transfers {
       }
     }
     handles_.clear();
+    Spent(call_.phases, Phase::kNetwork);
     return first;
   }
 
@@ -159,7 +162,9 @@ class Block {
     const Range& mine = parts_[call_.group.me];
     result_ = own_.Open(mine);
     math::Reduce(spec_, sources_, result_.data(), nullptr, mine.bytes() / Info(spec_.dtype).size);
+    Spent(call_.phases, Phase::kReduce);
     own_.Unpack();
+    Spent(call_.phases, Phase::kUnpack);
     return Ok();
   }
   void StartSharing() {
@@ -175,6 +180,7 @@ class Block {
     for (int m = 0; m < call_.group.size(); ++m) {
       if (m != call_.group.me) in_[m].Unpack();
     }
+    Spent(call_.phases, Phase::kUnpack);
     return Ok();
   }
 
@@ -213,7 +219,9 @@ Result AllreduceInOneStep(const TransportCall& call, const math::ReduceSpec& spe
   }
   RONDE_RETURN_IF_ERROR(transfers.Wait());
   math::Reduce(spec, sources, result.Open(all).data(), nullptr, all.bytes() / Info(spec.dtype).size);
+  Spent(call.phases, Phase::kReduce);
   result.Unpack();
+  Spent(call.phases, Phase::kUnpack);
   return Ok();
 }
 
@@ -290,6 +298,7 @@ Result Broadcast(const TransportCall& call, int root_member, const Stream& data)
       RONDE_RETURN_IF_ERROR(in.Wait());
       block = coming;
       parcel.Unpack();
+      Spent(call.phases, Phase::kUnpack);
       receive(begin + kBlockBytes);
     }
     for (int bit = 1; bit < members && bit < lowest; bit <<= 1) {
@@ -298,6 +307,7 @@ Result Broadcast(const TransportCall& call, int root_member, const Stream& data)
     RONDE_RETURN_IF_ERROR(out.Wait());
   }
   if (me == 0) CopyAcross(data);
+  Spent(call.phases, Phase::kUnpack);
   return Ok();
 }
 
@@ -319,8 +329,10 @@ Result Allgather(const TransportCall& call, const std::vector<Stream>& gathered)
     for (int m = 0; m < call.group.size(); ++m) {
       if (m != me) parcels[m].Unpack();
     }
+    Spent(call.phases, Phase::kUnpack);
   }
   CopyAcross(gathered[me]);
+  Spent(call.phases, Phase::kUnpack);
   return Ok();
 }
 
@@ -345,6 +357,7 @@ Result Alltoall(const TransportCall& call, const std::vector<Stream>& sent, cons
       }
       RONDE_RETURN_IF_ERROR(transfers.Wait());
       in.Unpack();
+      Spent(call.phases, Phase::kUnpack);
     }
   }
   return Ok();

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "collectives/group.h"
+#include "collectives/phases.h"
 #include "collectives/stream.h"
 #include "math/math.h"
 #include "transport/transport.h"
@@ -23,6 +24,7 @@ struct TransportCall {
   std::uint64_t tag;  // of this operation; its low byte, 0, is for the algorithms' steps
   const Group& group;
   double wait_seconds;  // limit of one wait; 0: until Abort
+  PhaseTimes* phases = nullptr;
 };
 
 // Arguments as in segment_collectives.h.

@@ -53,6 +53,8 @@ class EngineImpl final : public Engine {
       : config_(std::move(config)),
         topology_(config_.topology),
         log_(config_.log),
+        timeline_({topology_.rank, topology_.size, topology_.host_names[topology_.rank],
+                   static_cast<std::uint64_t>(config_.options.timeline_max_bytes), Timeline::kMaxWaiting, log_}),
         mailbox_(std::move(config_.mailbox)),
         negotiator_(CreateNegotiator(MakeNegotiatorConfig(config_.options, topology_))) {
     auto everyone = std::make_shared<std::vector<int>>();
@@ -75,7 +77,8 @@ class EngineImpl final : public Engine {
             if (inbox_.failure.ok()) inbox_.failure = failure;
           }
           WakeControl();
-        }});
+        },
+        &counters_, &timeline_});
     control_ = std::thread([this] { ControlMain(); });
   }
 
@@ -97,6 +100,8 @@ class EngineImpl final : public Engine {
     auto members = MembersOf(request);
     if (!members.ok()) return members.error();
     RONDE_RETURN_IF_ERROR(CheckRequest(request, topology_.rank, *members.value(), config_.backends));
+    operation->submitted_ticks = Ticks();
+    if (timeline_.on()) operation->submitted = Now();
     Submission submission{std::move(operation), DefinitionOf(request), ValuesOf(request, members.value()->size())};
     {
       std::lock_guard lock(inbox_mutex_);
@@ -110,6 +115,7 @@ class EngineImpl final : public Engine {
   bool Wait(Operation& operation, Deadline deadline) override {
     if (operation.done()) return true;
     BlockedScope scope(*this, operation);
+    WaitMark mark(timeline_, operation);
     if (Drive(operation, deadline)) return true;
     return operation.Wait(deadline);
   }
@@ -119,6 +125,30 @@ class EngineImpl final : public Engine {
     auto found = sets_.find(set);
     if (found == sets_.end()) return Result(Code::kArgument, "there is no process set " + std::to_string(set));
     return *found->second;
+  }
+
+  Result StartTimeline(const std::string& path, bool mark_cycles) override {
+    const bool all_ranks = config_.options.timeline_all_ranks;
+    if (topology_.rank != 0 && !all_ranks) return Ok();
+    RONDE_RETURN_IF_ERROR(timeline_.Start(all_ranks ? TimelinePath(path, topology_.rank) : path, mark_cycles));
+    FollowTimeline();
+    return Ok();
+  }
+
+  void StopTimeline() override {
+    timeline_.Stop();
+    FollowTimeline();
+  }
+
+  MetricRows Metrics() const override {
+    MetricRows rows;
+    AddRows(counters_, tick_scale_.NanosecondsPerTick(), &rows);
+    std::lock_guard lock(driver_);
+    const NegotiatorCounts counts = negotiator_->counts();
+    rows.emplace_back("cache.hits", counts.cache_hits);
+    rows.emplace_back("cache.misses", counts.cache_misses);
+    rows.emplace_back("stalls", counts.stalls);
+    return rows;
   }
 
   void Shutdown(const std::string& failure) override {
@@ -135,6 +165,7 @@ class EngineImpl final : public Engine {
     }
     WakeControl();
     control_.join();
+    timeline_.Stop();
   }
 
  private:
@@ -175,6 +206,28 @@ class EngineImpl final : public Engine {
     EngineImpl& engine_;
     Operation& operation_;
   };
+
+  // A user's thread that waits, in the timeline.
+  class WaitMark {
+   public:
+    WaitMark(Timeline& timeline, const Operation& operation)
+        : timeline_(timeline), operation_(operation), start_(timeline.on() ? Now() : TimePoint()) {}
+    WaitMark(const WaitMark&) = delete;
+    ~WaitMark() {
+      if (start_ != TimePoint()) timeline_.AddWait(Describe(operation_.request()), start_);
+    }
+
+   private:
+    Timeline& timeline_;
+    const Operation& operation_;
+    const TimePoint start_;
+  };
+
+  // Whichever of several threads that start and stop comes last sees how it ended.
+  void FollowTimeline() {
+    std::lock_guard lock(driver_);
+    negotiator_->RecordReadiness(timeline_.on());
+  }
 
   // The right to drive, for a scope. Operations that ended meanwhile are told so at its end, with no lock held.
   class Turn {
@@ -317,7 +370,9 @@ class EngineImpl final : public Engine {
       negotiator_->Abort(failure_);
     }
     if (now >= negotiator_->NextWake()) negotiator_->Tick(now, Blocked());
-    return HandOut(wake_executor) || active;
+    active |= HandOut(wake_executor);
+    if (active && timeline_.marks_cycles()) timeline_.AddCycle(now);
+    return active;
   }
 
   bool TakeInbox(TimePoint now) {
@@ -370,6 +425,7 @@ class EngineImpl final : public Engine {
     Actions actions = negotiator_->Take();
     for (auto& [level, text] : actions.logs) log_.Write(level, text);
     for (auto& [peer, message] : actions.messages) mailbox_->Post(peer, message);
+    if (!actions.ready.empty()) AddToTimeline(std::move(actions.ready));
     if (!actions.closed.ok()) {
       std::lock_guard lock(inbox_mutex_);
       if (closed_.ok()) closed_ = actions.closed;
@@ -393,8 +449,22 @@ class EngineImpl final : public Engine {
     return !actions.messages.empty() || !actions.batches.empty() || !actions.failed.empty();
   }
 
+  void AddToTimeline(std::vector<Readiness> ready) {
+    for (auto& each : ready) {
+      auto mine = tickets_.find(each.ticket);
+      if (mine == tickets_.end() || mine->second->submitted == TimePoint()) continue;
+      each.time = std::min(each.time, mine->second->submitted);
+    }
+    timeline_.AddReady(ready);
+  }
+
   void Execute(Batch batch, bool wake_executor) {
     Job job;
+    job.committed_ticks = Ticks();
+    if (timeline_.on()) {
+      job.committed = Now();
+      timeline_.AddCommits(batch, job.committed);
+    }
     {
       std::lock_guard lock(sets_mutex_);
       auto set = sets_.find(batch.set);
@@ -465,10 +535,13 @@ class EngineImpl final : public Engine {
   EngineConfig config_;
   const Topology topology_;
   const Log log_;
+  const TickScale tick_scale_;
+  ExecutionCounters counters_;
+  Timeline timeline_;
   std::unique_ptr<Mailbox> mailbox_;
 
   // The right to drive the engine: guards all of this block and the mailbox (Ring and Wait aside).
-  std::mutex driver_;
+  mutable std::mutex driver_;
   std::unique_ptr<Negotiator> negotiator_;
   std::unordered_map<Ticket, std::shared_ptr<Operation>> tickets_;
   Ticket last_ticket_ = 0;

@@ -11,6 +11,7 @@
 #include "backends/backend.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "engine/metrics.h"
 #include "engine/operation.h"
 #include "transport/transport.h"
 
@@ -60,6 +61,13 @@ class Engine {
   virtual bool Wait(Operation& operation, Deadline deadline) = 0;
   // Members of a live process set, ascending; an error when there is none of this id.
   virtual Expected<std::vector<int>> Members(SetId set) const = 0;
+  // Starts to write what this rank does to a file, and ends it. An error when a timeline is open already or the file
+  // cannot be written; stopping without one is no error. Ranks but 0 write only with the option TIMELINE_ALL_RANKS,
+  // each a file of its own (TimelinePath). Any thread but the engine's own.
+  virtual Result StartTimeline(const std::string& path, bool mark_cycles) = 0;
+  virtual void StopTimeline() = 0;
+  // What it did so far.
+  virtual MetricRows Metrics() const = 0;
   // Ends the engine. An empty failure says goodbye: running operations finish, pending ones fail with ShutdownError.
   // Else the other ranks abort and are told the failure. Idempotent; any thread but the engine's own.
   virtual void Shutdown(const std::string& failure) = 0;

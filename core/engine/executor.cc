@@ -43,6 +43,16 @@ Shape OutputShape(Op op, const FusedTensor& tensor, int member, std::size_t memb
   return shape;
 }
 
+TimelineEvent BatchEvent(const Job& job, TimePoint start) {
+  TimelineEvent event;
+  event.kind = TimelineEvent::Kind::kBatch;
+  event.batch = job.batch.number;
+  event.count = job.batch.entries.size();
+  event.start = start;
+  event.end = Now();
+  return event;
+}
+
 }  // namespace
 
 Executor::Executor(Config config)
@@ -135,6 +145,10 @@ bool Executor::Pop(Job* job) {
 
 void Executor::Run(Job& job) {
   const auto& entries = job.batch.entries;
+  ExecutionCounters& counters = *config_.counters;
+  const TimePoint start = config_.timeline->on() ? Now() : TimePoint();
+  const bool mine = std::binary_search(job.members->begin(), job.members->end(), config_.rank);
+  if (mine) counters.batches.Add(1);
   Plan plan = PlanFusion(job.batch, config_.limits, job.members->size());
   open_tensors_.assign(entries.size(), 0);
   starved_.assign(entries.size(), false);
@@ -144,6 +158,8 @@ void Executor::Run(Job& job) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto& entry = entries[i];
     if (auto& operation = job.operations[i]) {
+      counters.by_op[static_cast<std::size_t>(entry.definition->op)].operations.Add(1);
+      counters.negotiate.Add(job.committed_ticks - operation->submitted_ticks);
       operation->outputs.resize(operation->request().tensors.size());
       if (entry.definition->op == Op::kJoin) operation->value = entry.last_joined;
       if (entry.definition->op == Op::kAddProcessSet) {
@@ -155,6 +171,7 @@ void Executor::Run(Job& job) {
   }
   for (const auto& list : plan) RunList(job, list);
   scratch_.clear();
+  if (mine && start != TimePoint()) config_.timeline->Add(BatchEvent(job, start));
   if (!job.members->empty() && job.members->front() == config_.rank) {
     config_.finished(job.batch.set, job.batch.number);
   }
@@ -180,6 +197,11 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
   for (std::size_t m = 0; m < members.size(); ++m) {
     fused.joined[m] = std::find(first.joined.begin(), first.joined.end(), members[m]) != first.joined.end();
   }
+  const std::int64_t start_ticks = Ticks();
+  const TimePoint start = config_.timeline->on() ? Now() : TimePoint();
+  PhaseTimes phases;
+  phases.Start(start_ticks);
+  fused.phases = &phases;
   for (const auto& planned : list) fused.tensors.push_back(Prepare(job, planned, member));
 
   Backend* backend = nullptr;
@@ -228,6 +250,7 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
       }
     }
   }
+  if (member >= 0) Record(job, list, fused, start_ticks, start, phases, !result.ok());
   for (const auto& planned : list) {
     if (!result.ok()) {
       // One failed tensor fails its whole entry; its other tensors still count down.
@@ -290,9 +313,67 @@ FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member
   return tensor;
 }
 
+void Executor::Record(const Job& job, const std::vector<PlannedTensor>& list, const FusedOperation& fused,
+                      std::int64_t start_ticks, TimePoint start, const PhaseTimes& phases, bool failed) {
+  const std::int64_t run = Ticks() - start_ticks;
+  ExecutionCounters& counters = *config_.counters;
+  auto& op = counters.by_op[static_cast<std::size_t>(fused.op)];
+  const std::size_t element = Info(fused.dtype).size;
+  auto bytes_of = [&](std::size_t i) {
+    return fused.tensors[i].input == nullptr ? 0
+                                             : NumElements(fused.tensors[i].shape) * static_cast<std::int64_t>(element);
+  };
+  std::int64_t bytes = 0, first_tensors = 0;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    bytes += bytes_of(i);
+    first_tensors += list[i].tensor == 0;
+  }
+  op.lists.Add(1);
+  op.tensors.Add(static_cast<std::int64_t>(list.size()));
+  op.bytes.Add(bytes);
+  counters.queue.Add((start_ticks - job.committed_ticks) * first_tensors);
+  counters.run.Add(run);
+  for (std::size_t p = 0; p < kPhases; ++p) counters.phases[p].Add(phases.ticks()[p]);
+  if (start == TimePoint()) return;
+
+  TimelineEvent event;
+  event.kind = TimelineEvent::Kind::kList;
+  event.failed = failed;
+  event.definition = job.batch.entries[list.front().entry].definition;
+  event.batch = job.batch.number;
+  event.count = list.size();
+  event.bytes = bytes;
+  event.start = start;
+  event.end = Now();
+  // Both clocks saw the whole list, so each list has a scale of its own.
+  const double scale = run > 0 ? static_cast<double>((event.end - event.start).count()) / static_cast<double>(run) : 0;
+  for (std::size_t p = 0; p < kPhases; ++p) {
+    event.phases[p] = Duration(static_cast<Duration::rep>(static_cast<double>(phases.ticks()[p]) * scale));
+  }
+  std::vector<TimelineEvent> events{std::move(event)};
+  events.reserve(list.size() + 1);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const AgreedEntry& entry = job.batch.entries[list[i].entry];
+    TimelineEvent tensor;
+    tensor.kind = TimelineEvent::Kind::kTensor;
+    tensor.failed = failed;
+    tensor.definition = entry.definition;
+    tensor.number = entry.number;
+    tensor.tensor = list[i].tensor;
+    tensor.batch = job.batch.number;
+    tensor.bytes = bytes_of(i);
+    tensor.committed = job.committed == TimePoint() ? start : job.committed;
+    tensor.start = start;
+    tensor.end = events.front().end;
+    events.push_back(std::move(tensor));
+  }
+  config_.timeline->Add(std::move(events));
+}
+
 void Executor::End(Job& job, std::size_t entry, const Result& result) {
   auto operation = std::move(job.operations[entry]);
   if (!operation) return;
+  if (!result.ok()) config_.counters->failed.Add(1);
   if (result.ok() && starved_[entry]) {
     operation->Complete(Result(Code::kArgument, std::string(Info(operation->request().op).name) + " '" +
                                                     operation->request().name +

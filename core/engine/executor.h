@@ -13,7 +13,9 @@
 
 #include "backends/backend.h"
 #include "base/log.h"
+#include "engine/metrics.h"
 #include "engine/operation.h"
+#include "engine/timeline.h"
 #include "negotiation/fusion.h"
 
 namespace ronde {
@@ -23,6 +25,8 @@ struct Job {
   Batch batch;
   std::shared_ptr<const std::vector<int>> members;     // of the batch's set, ascending
   std::vector<std::shared_ptr<Operation>> operations;  // by entry; null where nothing was submitted here
+  std::int64_t committed_ticks = 0;
+  TimePoint committed;  // while a timeline is open
 };
 
 class Executor {
@@ -36,6 +40,8 @@ class Executor {
     std::function<void(SetId set, std::uint64_t number)> finished;
     // A backend failed: ranks may now disagree about what ran, so the engine must abort.
     std::function<void(const Result&)> failed;
+    ExecutionCounters* counters = nullptr;  // as the backends: owned by the engine
+    Timeline* timeline = nullptr;
   };
 
   explicit Executor(Config config);
@@ -60,6 +66,9 @@ class Executor {
   void RunList(Job& job, const std::vector<PlannedTensor>& list);
   FusedTensor Prepare(Job& job, const PlannedTensor& planned, int member);
   void End(Job& job, std::size_t entry, const Result& result);
+  // Adds a list that ran to the counters and, from `start` on, to the timeline if that is open.
+  void Record(const Job& job, const std::vector<PlannedTensor>& list, const FusedOperation& fused,
+              std::int64_t start_ticks, TimePoint start, const PhaseTimes& phases, bool failed);
   Result abort_cause();
 
   Config config_;

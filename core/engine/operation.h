@@ -57,6 +57,10 @@ class Operation {
   const Request& request() const { return request_; }
   Request& mutable_request() { return request_; }  // before submission only
 
+  // Set at submission: in ticks, and for a timeline as a time (else the epoch).
+  std::int64_t submitted_ticks = 0;
+  TimePoint submitted;
+
   // Written by the engine before Complete, read after done() returned true.
   std::vector<Output> outputs;
   std::int64_t value = 0;

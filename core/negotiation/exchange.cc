@@ -91,6 +91,7 @@ DecidedBatch ReadBatch(Reader& reader, DefinitionTable& definitions, const Proce
 AgreedEntry Agreed(const DecidedEntry& entry) {
   AgreedEntry agreed;
   agreed.definition = std::shared_ptr<const Definition>(entry.known, &entry.known->definition);
+  agreed.number = entry.number;
   agreed.joined = entry.joined;
   agreed.values = entry.values;
   agreed.error = entry.error;

@@ -42,7 +42,8 @@ class NegotiatorImpl final : public Negotiator {
     EntryReport report{number, std::vector<Variant>(1)};
     report.variants[0].definition = definitions_.Intern(definition);
     report.variants[0].contributions.push_back({config_.rank, values});
-    (void)Report(std::move(report), now);
+    ++(report.variants[0].definition->id != 0 ? counts_.cache_hits : counts_.cache_misses);
+    (void)Report(std::move(report), now, ticket);
   }
 
   void Receive(int peer, std::span<const std::byte> message, TimePoint now) override {
@@ -77,6 +78,7 @@ class NegotiatorImpl final : public Negotiator {
       for (int child : links_.LiveChildren()) links_.To(child, Record::kAskBlocked);
       Blocked(config_.rank, blocked);
     }
+    counts_.stalls += static_cast<std::int64_t>(finding.warnings.size());
     for (auto& text : finding.warnings) logs_.emplace_back(LogLevel::kWarning, std::move(text));
     if (!finding.abort.ok()) Abort(finding.abort);
   }
@@ -130,12 +132,16 @@ class NegotiatorImpl final : public Negotiator {
     actions.batches.swap(batches_);
     actions.failed.swap(failed_);
     actions.logs.swap(logs_);
+    actions.ready.swap(ready_);
     actions.closed = closed_;
     actions.abort = abort_;
     return actions;
   }
 
   bool busy() const override { return !submissions_.empty() && abort_.ok(); }
+
+  void RecordReadiness(bool on) override { records_readiness_ = on; }
+  NegotiatorCounts counts() const override { return counts_; }
 
  private:
   // ---- Small parts ----
@@ -265,11 +271,19 @@ class NegotiatorImpl final : public Negotiator {
 
   // ---- Readiness ----
 
-  // False: a rank reports twice.
-  bool Report(EntryReport report, TimePoint now) {
+  // False: a rank reports twice. The ticket: of a local submission.
+  bool Report(EntryReport report, TimePoint now, Ticket ticket = 0) {
+    if (records_readiness_) RecordReady(report, now, ticket);
     if (leaving_ || !closed_.ok()) return true;  // nothing from here on is passed on
     if (pending_.empty()) stall_.Started(now);
     return pending_.Report(std::move(report), now);
+  }
+
+  void RecordReady(const EntryReport& report, TimePoint now, Ticket ticket) {
+    for (const auto& variant : report.variants) {
+      std::shared_ptr<const Definition> definition(variant.definition, &variant.definition->definition);
+      for (const auto& c : variant.contributions) ready_.push_back({definition, report.number, c.rank, ticket, now});
+    }
   }
 
   // Everybody below is ready: decide at rank 0, else pass it up as one report. (One: a part of the variants could
@@ -463,6 +477,9 @@ class NegotiatorImpl final : public Negotiator {
   std::vector<Batch> batches_;
   std::vector<std::pair<Ticket, Result>> failed_;
   std::vector<std::pair<LogLevel, std::string>> logs_;
+  bool records_readiness_ = false;
+  std::vector<Readiness> ready_;
+  NegotiatorCounts counts_;
 };
 
 }  // namespace

@@ -53,6 +53,7 @@ using Ticket = std::uint64_t;
 
 struct AgreedEntry {
   std::shared_ptr<const Definition> definition;
+  std::uint64_t number = 0;    // submission number, if it is unnamed
   Ticket ticket = 0;           // 0: not submitted here (not a member, or joined)
   std::vector<int> joined;     // members (job ranks) that take part with the neutral element
   std::vector<Values> values;  // ragged operations: by member, in member order; a joined member's: zeros
@@ -74,11 +75,27 @@ struct BlockedReport {
   std::string where;     // "allreduce x", or "not inside ronde"
 };
 
+// A rank was heard to be ready for an entry; at a node of the tree these are the ranks below it. For timelines.
+struct Readiness {
+  std::shared_ptr<const Definition> definition;
+  std::uint64_t number = 0;  // as in AgreedEntry
+  int rank = 0;
+  Ticket ticket = 0;  // of a local submission
+  TimePoint time;
+};
+
+struct NegotiatorCounts {
+  std::int64_t cache_hits = 0;    // local submissions whose definition travels as an id
+  std::int64_t cache_misses = 0;  // those that travel whole
+  std::int64_t stalls = 0;        // warnings, at rank 0
+};
+
 struct Actions {
   std::vector<std::pair<int, std::vector<std::byte>>> messages;  // to peers, in this order
   std::vector<Batch> batches;                                    // to execute, in this order; sets not ours included
   std::vector<std::pair<Ticket, Result>> failed;                 // local submissions that end without a batch
   std::vector<std::pair<LogLevel, std::string>> logs;
+  std::vector<Readiness> ready;  // only after RecordReadiness(true)
   // Not ok: the tree is gone because its upper end left in good order. What was committed still runs; everything else,
   // now and later, fails with this.
   Result closed;
@@ -112,6 +129,9 @@ class Negotiator {
   virtual Actions Take() = 0;
   // Something is pending here: the control thread should poll eagerly before it sleeps.
   virtual bool busy() const = 0;
+  // Whether Actions::ready is filled from now on.
+  virtual void RecordReadiness(bool on) = 0;
+  virtual NegotiatorCounts counts() const = 0;
 };
 
 std::unique_ptr<Negotiator> CreateNegotiator(const NegotiatorConfig& config);

@@ -1,6 +1,8 @@
 // Endpoint (init), shutdown, topology, process sets and the timeline, all of the process's default engine.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings.h"
 
 namespace ronde::python {
@@ -109,6 +111,33 @@ std::vector<std::int32_t> ProcessSetRanks(std::uint32_t process_set) {
   return ranks;
 }
 
+// Groups become dictionaries; nanoseconds become seconds.
+py::dict Metrics() {
+  std::vector<ronde_metric> rows(128);
+  std::uint32_t count = 0;
+  Check(WithoutGil(
+      [&] { return ronde_get_metrics(kDefaultEngine, rows.data(), static_cast<std::uint32_t>(rows.size()), &count); }));
+  rows.resize(std::min<std::size_t>(count, rows.size()));
+  py::dict result;
+  for (const ronde_metric& row : rows) {
+    std::string name = row.name;
+    py::object value = py::int_(row.value);
+    if (const std::string prefix = "nanoseconds."; name.rfind(prefix, 0) == 0) {
+      name = "seconds." + name.substr(prefix.size());
+      value = py::float_(static_cast<double>(row.value) / 1e9);
+    }
+    py::dict group = result;
+    for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.')) {
+      py::str key(name.substr(0, dot));
+      if (!group.contains(key)) group[key] = py::dict();
+      group = group[key];
+      name.erase(0, dot + 1);
+    }
+    group[py::str(name)] = value;
+  }
+  return result;
+}
+
 }  // namespace
 
 void BindEngine(py::module_& module, Parked* parked) {
@@ -132,10 +161,11 @@ void BindEngine(py::module_& module, Parked* parked) {
   module.def(
       "start_timeline",
       [](const std::string& path, bool mark_cycles) {
-        Check(ronde_start_timeline(kDefaultEngine, path.c_str(), mark_cycles));
+        Check(WithoutGil([&] { return ronde_start_timeline(kDefaultEngine, path.c_str(), mark_cycles); }));
       },
       py::arg("path"), py::arg("mark_cycles") = false);
-  module.def("stop_timeline", [] { Check(ronde_stop_timeline(kDefaultEngine)); });
+  module.def("stop_timeline", [] { Check(WithoutGil([] { return ronde_stop_timeline(kDefaultEngine); })); });
+  module.def("metrics", &Metrics);
 }
 
 }  // namespace ronde::python

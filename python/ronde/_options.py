@@ -30,7 +30,7 @@ def number(name: str) -> float:
 
 def warn_of_missing() -> None:
     """Warns of variables that ask for what this release does not have: a job that runs without it shall not surprise."""
-    for name in ("TIMELINE", "AUTOTUNE", "HIERARCHICAL_ALLREDUCE", "HIERARCHICAL_ALLGATHER", "TORUS_ALLREDUCE"):
+    for name in ("AUTOTUNE", "HIERARCHICAL_ALLREDUCE", "HIERARCHICAL_ALLGATHER", "TORUS_ALLREDUCE"):
         for variable in (f"RONDE_{name}", f"HOROVOD_{name}"):
             if os.environ.get(variable, "0").lower() not in ("", "0", "false", "no", "off"):
                 warnings.warn(f"{variable} has no effect: this release does not have it yet", stacklevel=4)

@@ -115,14 +115,47 @@ def is_homogeneous() -> bool:
     return bool(_core.topology()["is_homogeneous"])
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts to record this rank's operations as Chrome trace events in a file."""
-    _core.start_timeline(file_path, mark_cycles)
+def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False) -> None:
+    """Starts to record what ronde does in a file of Chrome trace events, for Perfetto or `ronde timeline`.
+
+    Every rank may call it; rank 0 writes the file. With RONDE_TIMELINE_ALL_RANKS (`ronderun --timeline-all-ranks`) each
+    rank writes its own, t.rank0.json, t.rank1.json, ... for t.json. May be called from any thread.
+
+    Args:
+        file_path: the file; it is overwritten.
+        mark_cycles: mark the rounds of the engine's control thread, too.
+
+    Raises:
+        ValueError: the file cannot be written, a timeline is being recorded already, or before init().
+    """
+    _core.start_timeline(os.fsencode(file_path), mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Ends the record and closes its file."""
+    """Ends the record and closes its file; shutdown() does so, too. Does nothing when none is being recorded."""
     _core.stop_timeline()
+
+
+def metrics() -> dict[str, Any]:
+    """What ronde did on this rank since init(): counts, bytes, and where the time went.
+
+    Returns:
+        A dictionary:
+
+        - operations, failed: operations of this rank that ended, and how many of them with an error;
+        - tensors, bytes: tensors that were run, and the bytes of this rank's inputs;
+        - batches, lists: what ranks committed together, and fused operations run;
+        - ops: the same by kind, as in ["ops"]["allreduce"]["bytes"];
+        - seconds: negotiate (from a submission to its commit by all ranks) and queue (from there until it runs), summed
+          over operations, which overlap; run (fused operations, one by one) and its parts pack, network (waiting for
+          peers and bytes), reduce and unpack;
+        - cache: hits and misses: operations whose definition travelled as an id, or whole;
+        - stalls: warnings about operations that some ranks did not submit; rank 0 counts them.
+
+    Raises:
+        ValueError: before init().
+    """
+    return _core.metrics()
 
 
 def gloo_enabled() -> bool:

@@ -194,13 +194,6 @@ def test_torchrun() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_timeline(tmp_path: object) -> None:
-    with pytest.raises(ronde.RondeError, match="timeline"):  # this release says that it writes none
-        ronde.start_timeline(f"{tmp_path}/timeline{ronde.rank()}.json")
-    assert ronde.allreduce(np.array([1]), op=ronde.Sum) == [2]
-
-
-@pytest.mark.ranks(2)
 def test_idle_ranks_use_no_processor() -> None:
     ronde.allreduce(np.ones(3))
     affinity = os.sched_getaffinity(0)

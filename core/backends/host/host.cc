@@ -263,8 +263,9 @@ class HostBackend final : public Backend {
     const InputCopies copies(operation, group.me);
     const FusedOperation& safe = copies.operation();
     if (!shared) {
-      return RunOn(TransportCall{*config_.transport, operation.first_chunk << 8, group, config_.wait_seconds}, safe,
-                   group, spec);
+      return RunOn(
+          TransportCall{*config_.transport, operation.first_chunk << 8, group, config_.wait_seconds, safe.phases}, safe,
+          group, spec);
     }
     if (slots_->slots() < SlotRing::kMinSlots) {
       return Result(Code::kArgument, "RONDE_RING_BYTES (" + std::to_string(config_.segment->ring_bytes()) +
@@ -272,8 +273,9 @@ class HostBackend final : public Backend {
                                          " chunks of RONDE_CHUNK_BYTES (" + std::to_string(config_.chunk_bytes) +
                                          "), each with " + std::to_string(sizeof(Place)) + " bytes more");
     }
-    return RunOn(SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds}, safe,
-                 group, spec);
+    return RunOn(
+        SegmentCall{*config_.segment, *slots_, operation.first_chunk, group, config_.wait_seconds, safe.phases}, safe,
+        group, spec);
   }
 
   // One member: scales apply, nothing moves.

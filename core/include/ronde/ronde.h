@@ -177,8 +177,20 @@ RONDE_API ronde_error* ronde_process_set_ranks(ronde_engine engine, uint32_t pro
                                                uint32_t capacity, uint32_t* count);
 
 /* ---- Timeline (Chrome trace events) ---- */
+/* Rank 0 writes one, the other ranks only with RONDE_TIMELINE_ALL_RANKS (t.json becomes t.rank1.json); for them the
+ * call does nothing. An error when one is open already or the file cannot be written. Stopping without one is no error.
+ */
 RONDE_API ronde_error* ronde_start_timeline(ronde_engine engine, const char* path, int32_t mark_cycles);
 RONDE_API ronde_error* ronde_stop_timeline(ronde_engine engine);
+
+/* ---- Metrics: what an engine did since it was made ---- */
+typedef struct ronde_metric {
+  char name[56]; /* a dot leads into a group: "bytes", "nanoseconds.pack", "ops.allreduce.bytes" */
+  int64_t value;
+} ronde_metric;
+/* Writes at most `capacity` rows; *count is their number, constant in a process. */
+RONDE_API ronde_error* ronde_get_metrics(ronde_engine engine, ronde_metric* metrics, uint32_t capacity,
+                                         uint32_t* count);
 
 #ifdef __cplusplus
 }

@@ -2,12 +2,16 @@
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
 #include "backends/host/factory.h"
+#include "engine/json.h"
 #include "transport/local/factory.h"
 
 namespace ronde {
@@ -303,6 +307,107 @@ TEST(Engine, WrongRequestsAreRefusedAtTheCall) {
     EXPECT_EQ(code([](Request& r) { r.op = Op::kAlltoall, r.splits = {5, -1}; }), Code::kArgument);
     EXPECT_EQ(code([](Request& r) { r.op = Op::kAlltoall, r.tensors[0].shape = {3}; }), Code::kArgument);
   });
+}
+
+std::int64_t Metric(const Engine& engine, const std::string& name) {
+  for (const auto& [row, value] : engine.Metrics()) {
+    if (row == name) return value;
+  }
+  return -1;
+}
+
+TEST(Engine, MetricsCountWhatRanAndWhereTheTimeWent) {
+  for (bool segments : {true, false}) {
+    Cluster{3, segments, {}, {}}.Run([&](Engine& engine, int rank) {
+      constexpr int kRounds = 20;
+      std::vector<float> small(10, 1.0f), large(10'000, 2.0f);
+      for (int i = 0; i < kRounds; ++i) {
+        if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        auto first = Submit(engine, Reduce("small", small));
+        ASSERT_TRUE(Wait(engine, first).ok());
+        ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("large", large))).ok());
+      }
+      std::vector<float> wrong(static_cast<std::size_t>(4 + rank), 1.0f);
+      ASSERT_FALSE(Wait(engine, Submit(engine, Reduce("wrong", wrong))).ok());
+      EXPECT_EQ(Metric(engine, "operations"), 2 * kRounds + 1);
+      EXPECT_EQ(Metric(engine, "ops.allreduce.operations"), 2 * kRounds + 1);
+      EXPECT_EQ(Metric(engine, "ops.broadcast.operations"), 0);
+      EXPECT_EQ(Metric(engine, "failed"), 1);
+      EXPECT_EQ(Metric(engine, "tensors"), 2 * kRounds);
+      EXPECT_EQ(Metric(engine, "bytes"), kRounds * 4 * (10 + 10'000));
+      EXPECT_EQ(Metric(engine, "lists"), 2 * kRounds);  // each waited for, so none is fused
+      EXPECT_EQ(Metric(engine, "batches"), 2 * kRounds + 1);
+      EXPECT_EQ(Metric(engine, "cache.misses"), 3);
+      EXPECT_EQ(Metric(engine, "cache.hits"), 2 * kRounds - 2);
+      EXPECT_EQ(Metric(engine, "stalls"), 0);
+      // The slow rank makes the others' negotiations long.
+      const double negotiate = static_cast<double>(Metric(engine, "nanoseconds.negotiate")) / 1e6;
+      if (rank != 1) {
+        EXPECT_GT(negotiate, kRounds * 1.0);
+      }
+      std::int64_t phases = 0;
+      for (const char* phase : {"pack", "network", "reduce", "unpack"}) {
+        std::int64_t time = Metric(engine, std::string("nanoseconds.") + phase);
+        EXPECT_GT(time, 0) << phase;
+        phases += time;
+      }
+      EXPECT_LE(phases, Metric(engine, "nanoseconds.run"));
+    });
+  }
+}
+
+TEST(Engine, TimelinesOfAllRanks) {
+  const std::string folder = ::testing::TempDir() + "ronde_engines_" + std::to_string(getpid());
+  std::filesystem::create_directory(folder);
+  Options options;
+  options.timeline_all_ranks = true;
+  std::array<std::atomic<int>, 3> arrived{};
+  auto meet = [&](std::size_t place) {  // so that no rank hears of what others do before it starts or after it stops
+    ++arrived[place];
+    for (Deadline limit = After(kLimit); arrived[place] < 3 && Now() < limit;) std::this_thread::yield();
+  };
+  Cluster{3, true, options, {}}.Run([&](Engine& engine, int rank) {
+    ASSERT_TRUE(engine.StartTimeline(folder + "/t.json", false).ok());
+    meet(0);
+    std::vector<std::vector<float>> x(4, std::vector<float>(20, static_cast<float>(rank)));
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (std::size_t t = 0; t < x.size(); ++t) {
+      // One of them unnamed.
+      operations.push_back(Submit(engine, Reduce(t == 0 ? "" : "odd \"" + std::to_string(t), x[t])));
+    }
+    for (auto& operation : operations) ASSERT_TRUE(Wait(engine, operation).ok());
+    EXPECT_EQ(x[3][7], 3.0f);
+    // What is told of a batch comes after its operations have ended: certainly, once a later one has.
+    std::vector<float> last(3);
+    ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("last", last))).ok());
+    meet(1);
+    engine.StopTimeline();
+    meet(2);
+    std::vector<float> later(3);
+    ASSERT_TRUE(Wait(engine, Submit(engine, Reduce("later", later))).ok());
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string path = folder + "/t.rank" + std::to_string(rank) + ".json";
+    EXPECT_TRUE(testing::IsJson(testing::ReadFile(path)));
+    auto events = testing::Events(path);
+    for (const char* name : {"allreduce #0", "odd \\\"1", "odd \\\"2", "odd \\\"3"}) {
+      for (const char* category : {"negotiate", "queue", "run"}) {
+        for (const char* phase : {"b", "e"}) {
+          std::string part = std::string("\"name\":\"") + name + "\",\"cat\":\"" + category + "\",\"ph\":\"" + phase;
+          EXPECT_EQ(testing::Count(events, part), 1u) << rank << " " << part;
+        }
+      }
+    }
+    EXPECT_EQ(testing::Count(events, "later"), 0u);
+    // Rank 0 leads the host, so it hears everybody; the others hear themselves.
+    for (int heard = 0; heard < 3; ++heard) {
+      EXPECT_EQ(testing::Count(events, "\"ready: rank " + std::to_string(heard) + "\""),
+                rank == 0 || rank == heard ? 5u : 0u);
+    }
+    EXPECT_GE(testing::Count(events, "\"cat\":\"batch\""), 1u);
+    EXPECT_GE(testing::Count(events, "\"name\":\"reduce\",\"cat\":\"phase\""), 1u);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ def test_config_keys_in_long_and_short_form(tmp_path: Path) -> None:
         "controller: {gloo: true, mpi: false}\n"
         "params: {fusion_threshold_mb: 32, cycle-time-ms: 2.5}\n"
         "autotune: {enabled: false, log_file: x}\n"
-        "timeline:\n"
+        "timeline: {filename: t.json, mark_cycles: true, timeline_all_ranks: true}\n"
         "stall_check: {enabled: false, warning_time_seconds: 9, stall_check_shutdown_time_seconds: 8}\n"
         "logging: {level: info, without_timestamp: true}\n",
     )
@@ -107,7 +107,12 @@ def test_config_keys_in_long_and_short_form(tmp_path: Path) -> None:
         "STALL_SHUTDOWN_TIME_SECONDS": "8.0",
         "LOG_LEVEL": "info",
         "LOG_HIDE_TIME": "1",
+        "TIMELINE": "t.json",
+        "TIMELINE_MARK_CYCLES": "1",
+        "TIMELINE_ALL_RANKS": "1",
     }
+    assert read_config(config(tmp_path, "timeline: {enabled: false, filename: t.json}")) == {}
+    assert read_config(config(tmp_path, "timeline: {enabled: true, filename: t.json}")) == {"TIMELINE": "t.json"}
     assert read_config(config(tmp_path, "stall_check: {enabled: true}")) == {"STALL_CHECK_DISABLE": "0"}
     assert read_config(config(tmp_path, "")) == {}
 
@@ -126,7 +131,7 @@ def test_config_keys_in_long_and_short_form(tmp_path: Path) -> None:
         ("controller: {mpi: true}", "MPI controller"),
         ("controller: {other: true}", "'other'"),
         ("autotune: {enabled: true}", "autotuning"),
-        ("timeline: {filename: t.json}", "the timeline"),
+        ("timeline: {file: t.json}", "'file' in section 'timeline'"),
         ("[1, 2]", "sections"),
         ("a: b: c", "cannot be read"),
     ],
