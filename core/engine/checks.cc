@@ -27,6 +27,9 @@ Result CheckTensor(const Request& request, const TensorRequest& tensor, const st
   }
   if (tensor.input == nullptr && NumElements(tensor.shape) > 0) return wrong("no input memory was given");
   if (op.reduces) RONDE_RETURN_IF_ERROR(math::CheckReduction(request.reduction, tensor.dtype).Because(what));
+  if (request.op == Op::kReducescatter && request.reduction == Reduction::kAdasum) {
+    return wrong("adasum is a reduction of allreduce only");
+  }
   for (const auto& backend : backends) {
     if (backend->Supports(request.op, tensor.dtype, request.device)) return Ok();
   }
