@@ -200,7 +200,6 @@ Result Adasum(const SegmentCall& call, const math::ReduceSpec& spec, const std::
 }
 
 Result Adasum(const TransportCall& call, const math::ReduceSpec& spec, const std::vector<Piece>& tensors) {
-  // Steps of one operation that must not be mistaken for each other: each collective takes the next two tags.
   const Group& group = call.group;
   if (IsSmall(TotalBytes(tensors), group.size())) return InOneStep(call, spec, tensors);
   const Layout layout(tensors, Info(spec.dtype).size, group.size());
@@ -215,12 +214,13 @@ Result Adasum(const TransportCall& call, const math::ReduceSpec& spec, const std
     theirs[m].reset(new std::byte[shard]);  // not cleared
     received[m].Add(nullptr, theirs[m].get(), shard);
   }
+  // One tag for all: transfers of a pair match in their order.
   RONDE_RETURN_IF_ERROR(Alltoall(call, sent, received));
   Owner owner(group, spec, tensors, layout);
   auto at = [&](int m) -> const std::byte* { return theirs[m].get(); };
   owner.Measure(0, shard, at);
   const Group all = Everybody(group);
-  RONDE_RETURN_IF_ERROR(AddGrams(TransportCall{call.transport, call.tag + 2, all, call.wait_seconds}, owner));
+  RONDE_RETURN_IF_ERROR(AddGrams(TransportCall{call.transport, call.tag, all, call.wait_seconds}, owner));
   owner.Solve();
 
   std::unique_ptr<std::byte[]> results(new std::byte[shard]);
@@ -235,7 +235,7 @@ Result Adasum(const TransportCall& call, const math::ReduceSpec& spec, const std
       gathered[m].Add(nullptr, output ? output + part.offset : nullptr, part.bytes);
     }
   }
-  return Allgather(TransportCall{call.transport, call.tag + 4, group, call.wait_seconds}, gathered);
+  return Allgather(call, gathered);
 }
 
 }  // namespace ronde

@@ -41,8 +41,8 @@ class GradientOptions:
             )
         if self.op == Adasum and not self.allows_adasum:
             raise ValueError(
-                "op=Adasum: this optimizer has no Adasum form. ronde.torch.DistributedOptimizer has one, "
-                "DistributedGradientTape of ronde.tensorflow reduces gradients by it, and allreduce() any tensors"
+                "op=Adasum: optimizers of Keras have no Adasum form, those of torch and of tf.compat.v1.train have one. "
+                "DistributedGradientTape of ronde.tensorflow reduces gradients by Adasum, and allreduce() any tensors"
             )
         if self.predivide != 1 and self.op != Average:
             raise ValueError("gradient_predivide_factor needs op=Average")
