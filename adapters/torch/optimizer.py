@@ -149,8 +149,9 @@ def DistributedOptimizer(  # noqa: N802
     hooks: Any = optimizer._optimizer_step_pre_hooks
     hooks.move_to_end(handle.id, last=False)
     after = optimizer.register_step_post_hook(_adasum.after_step if adasum else _after_step)
-    after_hooks: Any = optimizer._optimizer_step_post_hooks
-    after_hooks.move_to_end(after.id, last=False)
+    if adasum:  # others see parameters that are equal on all ranks
+        after_hooks: Any = optimizer._optimizer_step_post_hooks
+        after_hooks.move_to_end(after.id, last=False)
     return optimizer
 
 

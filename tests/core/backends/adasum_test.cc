@@ -206,6 +206,49 @@ class Cluster {
   std::uint64_t next_chunk_ = kFirstChunk;
 };
 
+// Those of a rank that stops after some waits: no progress is seen of it any more.
+class StoppingSegment final : public Segment {
+ public:
+  StoppingSegment(Segment* under, int* left) : under_(under), left_(left) {}
+  const std::vector<int>& ranks() const override { return under_->ranks(); }
+  int rank() const override { return under_->rank(); }
+  std::size_t ring_bytes() const override { return under_->ring_bytes(); }
+  std::byte* Peer(int rank) const override { return under_->Peer(rank); }
+  void Publish(Stage stage, std::uint64_t count) override {
+    if (*left_ > 0) under_->Publish(stage, count);
+  }
+  Result Await(int peer, Stage stage, std::uint64_t count, Deadline deadline) override {
+    if ((*left_)-- <= 0) return Result(Code::kPeerLost, "this rank stops");
+    return under_->Await(peer, stage, count, deadline);
+  }
+  void Abort(const Result& cause) override { under_->Abort(cause); }
+
+ private:
+  Segment* under_;
+  int* left_;
+};
+
+class StoppingTransport final : public Transport {
+ public:
+  StoppingTransport(Transport* under, int* left) : under_(under), left_(left) {}
+  int rank() const override { return under_->rank(); }
+  int size() const override { return under_->size(); }
+  Handle Send(int peer, std::uint64_t tag, std::span<const std::byte> data) override {
+    return under_->Send(peer, tag, data);
+  }
+  Handle Recv(int peer, std::uint64_t tag, std::span<std::byte> data) override { return under_->Recv(peer, tag, data); }
+  Result Wait(Handle handle, Deadline deadline) override {
+    if ((*left_)-- > 0) return under_->Wait(handle, deadline);
+    (void)under_->Wait(handle, Now());  // nothing stays lent
+    return Result(Code::kPeerLost, "this rank stops");
+  }
+  void Abort(const Result& cause) override { under_->Abort(cause); }
+
+ private:
+  Transport* under_;
+  int* left_;
+};
+
 class AdasumTest : public ::testing::TestWithParam<std::tuple<Carrier, int>> {
  protected:
   Carrier carrier() const { return std::get<0>(GetParam()); }
@@ -426,6 +469,51 @@ TEST_P(AdasumTest, EndsWithAnErrorWhenAMemberNeverComes) {
     }
     for (auto& thread : threads) thread.join();
     for (int r = 1; r < size(); ++r) EXPECT_FALSE(results[static_cast<std::size_t>(r)].ok()) << "rank " << r;
+  }
+}
+
+// A rank that stops after some of its waits, anywhere in the passes or between: the others' waits end, too.
+TEST_P(AdasumTest, EndsWithAnErrorWhenAMemberStopsOnTheWay) {
+  RankConfig setup;
+  const bool segment_carries = HasSegment(carrier());
+  const Case c = Of(DType::kFloat32, {segment_carries ? 6000u : 40000u});  // not in one step
+  int all = 1 << 20;                                                       // waits of rank 0 in a whole Adasum
+  for (int eighth : {8, 0, 1, 2, 3, 4, 5, 6, 7}) {
+    if (eighth < 8) setup.wait_seconds = 0.2;
+    auto ranks = MakeRanks(carrier(), size(), setup);
+    const int limit = all * eighth / 8;
+    int left = limit;
+    HostBackendConfig config;
+    config.chunk_bytes = setup.chunk_bytes;
+    config.wait_seconds = setup.wait_seconds;
+    StoppingSegment segment(ranks[0].segment.get(), &left);
+    StoppingTransport transport(ranks[0].transport.get(), &left);
+    if (ranks[0].segment != nullptr) config.segment = &segment;
+    if (ranks[0].transport != nullptr) config.transport = &transport;
+    ranks[0].backend = CreateHostBackend(config);
+
+    std::vector<Result> results(ranks.size());
+    std::vector<Memory> memory;
+    for (int r = 0; r < size(); ++r) memory.emplace_back(c, r);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size(); ++r) {
+      threads.emplace_back([&, r] {
+        FusedOperation operation = OperationFor(c, &memory[static_cast<std::size_t>(r)]);
+        operation.first_chunk = kFirstChunk;
+        results[static_cast<std::size_t>(r)] = RunToEnd(*ranks[static_cast<std::size_t>(r)].backend, operation);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    if (eighth == 8) {
+      for (const auto& result : results) ASSERT_TRUE(result.ok()) << result.message();
+      all = limit - left;
+      ASSERT_GE(all, 6);
+      continue;
+    }
+    EXPECT_EQ(results[0].message(), "this rank stops") << eighth;
+    // Over sockets the last third of the waits is for what rank 0 itself receives: it has sent all.
+    if (!segment_carries && eighth > 5) continue;
+    for (int r = 1; r < size(); ++r) EXPECT_FALSE(results[static_cast<std::size_t>(r)].ok()) << r << " at " << eighth;
   }
 }
 
