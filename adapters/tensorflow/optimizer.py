@@ -129,6 +129,8 @@ def DistributedOptimizer(  # noqa: N802
     original = type(optimizer)
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
     if options.op == Adasum:
+        if average_aggregated_gradients:
+            raise ValueError("average_aggregated_gradients: with op=Adasum passes are steps, and nothing is averaged")
         reducer = DeltaReducer(options)
         optimizer.__class__ = type(original.__name__, (DistributedAdasum, original), names)
         optimizer._reducer = reducer

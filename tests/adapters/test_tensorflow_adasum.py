@@ -155,6 +155,8 @@ def test_wrong_arguments() -> None:
         make(gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="groups: with op=Adasum"):
         make(groups=2)
+    with pytest.raises(ValueError, match="average_aggregated_gradients"):
+        make(2, average_aggregated_gradients=True)
     with pytest.raises(ValueError, match="distributed already"):
         hvd.DistributedOptimizer(make())
     with pytest.raises(ValueError, match="optimizers of Keras have no Adasum form"):
