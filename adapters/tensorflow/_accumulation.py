@@ -75,16 +75,16 @@ class _Sums:
 
     def __init__(self) -> None:
         self.totals: dict[Any, Any] = {}  # by variable
-        self.counter = _variable((), tf.int64)
+        self.counter = local_variable((), tf.int64)
 
     def of(self, key: Any, grad: Tensor) -> Any:
         """The sum for a variable with gradients like this one."""
         if key not in self.totals:
-            self.totals[key] = _variable(grad.shape, grad.dtype)
+            self.totals[key] = local_variable(grad.shape, grad.dtype)
         return self.totals[key]
 
 
-def _variable(shape: Any, dtype: Any) -> Any:
+def local_variable(shape: Any, dtype: Any) -> Any:
     with tf.init_scope():
         if tf.executing_eagerly():
             return tf.Variable(tf.zeros(shape, dtype), trainable=False)

@@ -73,7 +73,8 @@ def DistributedGradientTape(  # noqa: N802
 
     In tf.function every gradient is sent as soon as it is computed; in eager mode, all together.
 
-    Args: as DistributedOptimizer's; register_local_source() takes the place of register_local_var().
+    Args: as DistributedOptimizer's; register_local_source() takes the place of register_local_var(). op may be Adasum,
+        which is then applied to the gradients (the dense ones, see sparse_as_dense).
     """
     if isinstance(gradtape, _Distributed):
         raise ValueError("this tape is distributed already")
@@ -86,6 +87,7 @@ def DistributedGradientTape(  # noqa: N802
         groups=chosen_groups(groups, num_groups),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        allows_adasum=True,
     )
     original = type(gradtape)
     gradtape.__class__ = type(original.__name__, (_Distributed, original), {"__doc__": original.__doc__})

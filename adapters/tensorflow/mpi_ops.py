@@ -133,11 +133,11 @@ def allreduce(
         average: deprecated; True means op=Average, False op=Sum.
         device_dense, device_sparse: where to place the operations around the collective, for each kind of tensor.
         compression: Compression.none, .fp16 or .bf16: how it travels.
-        op: Average (the default), Sum, Min, Max or Product (Adasum is not there yet); for IndexedSlices Average or Sum.
-            Averages of whole numbers are rounded down; their sums must fit in 64 bits.
+        op: Average (the default), Sum, Min, Max, Product or, for floating point types, Adasum; for IndexedSlices Average
+            or Sum. Averages of whole numbers are rounded down; their sums must fit in 64 bits.
         prescale_factor, postscale_factor: multiply each rank's tensor before, and the result.
 
-    The gradient is the allreduce of the result's gradient, with the same op and factors.
+    The gradient, of Average and Sum, is the allreduce of the result's gradient, with the same op and factors.
     """
     op = reduction(op, average)
     if isinstance(tensor, tf.IndexedSlices):

@@ -10,10 +10,11 @@ from typing import Any, Optional
 import tensorflow as tf
 from ronde._gradient_options import GradientOptions, chosen_groups
 from ronde._keras.optimizer import distribute, is_keras_optimizer
-from ronde.basics import Average
+from ronde.basics import Adasum, Average
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, global_process_set
 from ronde.tensorflow._accumulation import Accumulation
+from ronde.tensorflow._adasum import DeltaReducer, DistributedAdasum
 from ronde.tensorflow._reducer import TensorFlowReducer
 from ronde.tensorflow.compression import Compression
 
@@ -92,7 +93,9 @@ def DistributedOptimizer(  # noqa: N802
         backward_passes_per_step: passes whose gradients are summed here before they are sent; the others change nothing.
             A TF 1 graph keeps the sums in local variables: run tf.compat.v1.local_variables_initializer(), as
             MonitoredTrainingSession does.
-        op: Average, Sum, Min, Max or Product.
+        op: Average, Sum, Min, Max or Product. Or, for optimizers of tf.compat.v1.train, Adasum, which combines steps: each
+            rank's optimizer steps with the rank's own gradients, after every pass, and what has changed after
+            backward_passes_per_step of them is reduced (see docs/adasum.md).
         gradient_predivide_factor: divides gradients before they are summed; the rest of the average comes after.
         average_aggregated_gradients: divides the sums of several passes by their number.
         num_groups: deprecated, see groups.
@@ -103,7 +106,7 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: wrong factors or groups; called before init().
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("this optimizer is distributed already")
     options = GradientOptions(
         compression=compression or Compression.none,
@@ -113,6 +116,7 @@ def DistributedOptimizer(  # noqa: N802
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         passes=backward_passes_per_step,
+        allows_adasum=isinstance(optimizer, _V1Optimizer),
     )
     if is_keras_optimizer(optimizer):
         average = average_aggregated_gradients
@@ -124,6 +128,13 @@ def DistributedOptimizer(  # noqa: N802
         )
     original = type(optimizer)
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+    if options.op == Adasum:
+        if average_aggregated_gradients:
+            raise ValueError("average_aggregated_gradients: with op=Adasum passes are steps, and nothing is averaged")
+        reducer = DeltaReducer(options)
+        optimizer.__class__ = type(original.__name__, (DistributedAdasum, original), names)
+        optimizer._reducer = reducer
+        return optimizer
     optimizer.__class__ = type(original.__name__, (_Distributed, original), names)
     optimizer._reducer = TensorFlowReducer(options, device_dense, device_sparse, scale_local_gradients)
     passes = backward_passes_per_step

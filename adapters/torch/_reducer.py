@@ -13,7 +13,7 @@ from ronde._core import RondeError
 from ronde._gradient_options import GradientOptions
 from ronde.basics import Average, Max
 from ronde.common.util import split_list
-from ronde.process_sets import engine_memory
+from ronde.process_sets import ProcessSet, engine_memory
 from ronde.torch import mpi_ops
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -38,6 +38,39 @@ class _Shared:
 
 # By parameter. Slow to look up, so each reducer keeps what it found.
 _shared: Any = WeakIdKeyDictionary()
+
+
+def prefix_of(reducer: Any, what: str, names: Iterable[str], process_set: ProcessSet) -> str:
+    """What the names of a reducer's operations start with, made when it is first asked for: at the same place of the
+    program on all ranks."""
+    if id(reducer) not in _prefixes:
+        key = zlib.crc32("\n".join(names).encode())
+        serial = next(_serials.setdefault((key, tuple(process_set.ranks or ())), itertools.count()))
+        _prefixes[id(reducer)] = f"{what}.{key:08x}.{serial}."
+    return _prefixes[id(reducer)]
+
+
+def drop_prefix(reducer_id: int) -> None:
+    _prefixes.pop(reducer_id, None)
+
+
+def check_names(
+    params: Sequence[Parameter], named: Sequence[tuple[str, Parameter]], names: dict[Parameter, str]
+) -> None:
+    """Fills in the names that the user gave; ValueError if there are some, but not for all parameters or twice."""
+    if not named:
+        return
+    if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
+        raise ValueError("named_parameters must be pairs of name and parameter, as model.named_parameters() gives")
+    twice = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
+    if twice:
+        raise ValueError(f"named_parameters: names must differ, but these come more than once: {', '.join(twice)}")
+    for name, param in named:
+        names.setdefault(param, name)
+    unnamed = [number for number, param in enumerate(params) if param not in names]
+    if unnamed:
+        shapes = ", ".join(f"number {number} {tuple(params[number].shape)}" for number in unnamed[:5])
+        raise ValueError(f"named_parameters: {len(unnamed)} of the optimizer's parameters have no name: {shapes}")
 
 
 class GradientReducer:
@@ -67,10 +100,10 @@ class GradientReducer:
         # The zeros that stood for missing gradients when an access to param_groups synchronized.
         self._stood_in: dict[Parameter, torch.Tensor] = {}
         self.set_passes(options.passes)
-        self._check_names(params, named)
+        check_names(params, named, self._names)
         self.add_parameters(params)
         self._make_groups(options.groups)
-        weakref.finalize(self, _prefixes.pop, id(self), None)
+        weakref.finalize(self, drop_prefix, id(self))
 
     def set_passes(self, passes: int) -> None:
         if passes < 1:
@@ -150,21 +183,6 @@ class GradientReducer:
 
     # ---- names and groups ----
 
-    def _check_names(self, params: Sequence[Parameter], named: Sequence[tuple[str, Parameter]]) -> None:
-        if not named:
-            return
-        if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
-            raise ValueError("named_parameters must be pairs of name and parameter, as model.named_parameters() gives")
-        twice = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
-        if twice:
-            raise ValueError(f"named_parameters: names must differ, but these come more than once: {', '.join(twice)}")
-        for name, param in named:
-            self._names.setdefault(param, name)
-        unnamed = [number for number, param in enumerate(params) if param not in self._names]
-        if unnamed:
-            shapes = ", ".join(f"number {number} {tuple(params[number].shape)}" for number in unnamed[:5])
-            raise ValueError(f"named_parameters: {len(unnamed)} of the optimizer's parameters have no name: {shapes}")
-
     def _make_groups(self, groups: Optional[Union[int, Sequence[Sequence[Parameter]]]]) -> None:
         if groups is None:
             return
@@ -191,10 +209,8 @@ class GradientReducer:
     def _begin(self) -> None:
         """Before the first gradients are sent, at the same place of the program on all ranks: a number of its own, and
         which gradients are sparse, for ranks that do not have them."""
-        key = zlib.crc32("\n".join(self._names.values()).encode())
         process_set = self._options.process_set
-        serial = next(_serials.setdefault((key, tuple(process_set.ranks or ())), itertools.count()))
-        _prefixes[id(self)] = f"gradient.{key:08x}.{serial}."
+        prefix_of(self, "gradient", self._names.values(), process_set)
         may_be_sparse = not self._options.sparse_as_dense
         sparse = [may_be_sparse and param.grad is not None and param.grad.is_sparse for param in self._left]
         flags = torch.tensor(sparse, dtype=torch.bool)

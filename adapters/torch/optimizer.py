@@ -11,11 +11,20 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 from ronde._gradient_options import GradientOptions, chosen_groups
-from ronde.basics import Average
+from ronde.basics import Adasum, Average
 from ronde.compression import Compressor
 from ronde.process_sets import ProcessSet, global_process_set
+from ronde.torch import _adasum
 from ronde.torch._reducer import GradientReducer
 from ronde.torch.compression import Compression
+
+
+class _Copied:
+    """What all optimizers made here have in common."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy (pickled or deep) is an optimizer of the original class, on one process."""
+        return _new, (type(self).__mro__[3],), self.__getstate__()  # type: ignore[attr-defined]
 
 
 class _Distributed:
@@ -72,10 +81,6 @@ class _Distributed:
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy (pickled or deep) is an optimizer of the original class, on one process."""
-        return _new, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
-
 
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
@@ -100,7 +105,10 @@ def DistributedOptimizer(  # noqa: N802
             parameters or none; without, their positions are their names, so the order must agree on all ranks.
         compression: how gradients travel: Compression.none, .fp16 or .bf16.
         backward_passes_per_step: backward passes whose gradients are summed here before they are sent.
-        op: Average, Sum, Min, Max or Product.
+        op: how gradients are combined: Average, Sum, Min, Max or Product. Or Adasum, which combines steps: each rank's
+            optimizer steps with the rank's own gradients, and what that has changed is reduced (see docs/adasum.md).
+            Then several backward passes may also be several steps: all that come to backward_passes_per_step are
+            reduced at once.
         gradient_predivide_factor: divides gradients before they are summed; the rest of the average comes after.
         num_groups: deprecated, see groups.
         groups: gradients are sent together: into how many groups of parameters to cut them, or lists of parameters.
@@ -112,7 +120,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer needs a torch optimizer, not a {type(optimizer).__name__}")
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _Copied):
         raise ValueError("this optimizer is distributed already")
     options = GradientOptions(
         compression=compression or Compression.none,
@@ -122,22 +130,28 @@ def DistributedOptimizer(  # noqa: N802
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         passes=backward_passes_per_step,
+        allows_adasum=True,
     )
-    reducer = GradientReducer(
+    adasum = options.op == Adasum
+    reducer: Any = (_adasum.DeltaReducer if adasum else GradientReducer)(
         [param for group in optimizer.param_groups for param in group["params"]],
         list(named_parameters or ()),
         options,
     )
     original = type(optimizer)
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    optimizer.__class__ = type(original.__name__, (_Distributed, original), names)
+    added = _adasum.DistributedAdasum if adasum else _Distributed
+    optimizer.__class__ = type(original.__name__, (_Copied, added, original), names)
     optimizer._reducer = reducer  # type: ignore[attr-defined]
     # Hooks instead of an overridden step(): schedulers that were made before replace the method by their own.
     # Ours comes first, so that others see reduced gradients.
-    handle = optimizer.register_step_pre_hook(_before_step)
+    handle = optimizer.register_step_pre_hook(_adasum.before_step if adasum else _before_step)
     hooks: Any = optimizer._optimizer_step_pre_hooks
     hooks.move_to_end(handle.id, last=False)
-    optimizer.register_step_post_hook(_after_step)
+    after = optimizer.register_step_post_hook(_adasum.after_step if adasum else _after_step)
+    if adasum:  # others see parameters that are equal on all ranks
+        after_hooks: Any = optimizer._optimizer_step_post_hooks
+        after_hooks.move_to_end(after.id, last=False)
     return optimizer
 
 

@@ -33,6 +33,9 @@ Result CheckTensor(const Request& request, std::size_t index, const std::vector<
   if (op.reduces) {
     if (Result bad = math::CheckReduction(request.reduction, tensor.dtype); !bad.ok()) return bad.Because(what());
   }
+  if (request.op == Op::kReducescatter && request.reduction == Reduction::kAdasum) {
+    return wrong("adasum is a reduction of allreduce only");
+  }
   for (const auto& backend : backends) {
     if (backend->Supports(request.op, tensor.dtype, request.device)) return Ok();
   }

@@ -153,6 +153,8 @@ struct Sum {
   }
 };
 template <class E>
+struct Weighted : Sum<E> {};  // every source has a factor of its own
+template <class E>
 struct Product {
   template <class V>
   RONDE_INLINE static V Do(V a, V b) {

@@ -19,10 +19,13 @@ struct ReduceArgs {
   std::size_t count;
   double prescale;
   double postscale;
-  std::int64_t divisor;  // 1 unless the reduction is Average
+  std::int64_t divisor;             // 1 unless the reduction is Average
+  const double* weights = nullptr;  // by source; Adasum only, in place of the prescale
 
   [[gnu::always_inline]] bool Scaled() const { return prescale != 1 || postscale != 1 || divisor != 1; }
 };
+
+constexpr std::size_t kDotLanes = 16;  // sums side by side in a dot product, on every instruction set
 
 struct Kernels {
   using ReduceKernel = void (*)(const ReduceArgs&);
@@ -31,6 +34,9 @@ struct Kernels {
   ReduceKernel reduce[std::size(kReductions)][std::size(kDTypes)];                      // null where not defined
   void (*convert)(DType from, const void* in, DType to, void* out, std::size_t count);  // float types, from != to
   void (*copy_streaming)(void* to, const void* from, std::size_t bytes);
+  // products: a Gram matrix (see adasum.h) of `vectors` rows of `count` numbers, a multiple of kDotLanes; rows begin
+  // `stride` numbers apart.
+  void (*dots)(const double* rows, std::size_t stride, std::size_t vectors, std::size_t count, double* products);
 };
 
 extern const Kernels kPortableKernels;
@@ -44,8 +50,10 @@ const Kernels* KernelsFor(std::string_view name);
 // The best that this processor runs.
 const Kernels& BestKernels();
 
-// Reduce with the kernels given. For tests.
+// Reduce and WeightedSum with the kernels given. For tests.
 void ReduceWith(const Kernels& kernels, const ReduceSpec& spec, std::span<const void* const> sources, void* out,
                 void* out2, std::size_t count);
+void WeightedSumWith(const Kernels& kernels, DType dtype, std::span<const void* const> sources,
+                     std::span<const double> weights, void* out, void* out2, std::size_t count);
 
 }  // namespace ronde::math

@@ -99,7 +99,11 @@ RONDE_INLINE void Step(const ReduceArgs& args, const Scales<typename E::Lane>& s
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) E::Load(from + v * kVectorBytes, parts + v * E::kParts);
     }
-    if constexpr (E::kScales) {
+    if constexpr (std::is_same_v<Op, Weighted<E>>) {
+      const auto weight = static_cast<typename E::Lane>(args.weights[s]);
+#pragma GCC unroll 8
+      for (int p = 0; p < kLanesets; ++p) parts[p] *= weight;
+    } else if constexpr (E::kScales) {
       if (scales.has_prescale) {
 #pragma GCC unroll 8
         for (int p = 0; p < kLanesets; ++p) parts[p] *= scales.prescale;
@@ -188,22 +192,26 @@ void ComponentSum(const ReduceArgs& args) {
 }
 
 #include "math/convert_impl.h"
+#include "math/dots_impl.h"
 
 // ---- The table. ----
 
 struct Column {
-  Kernels::ReduceKernel average, sum, product, min, max;
+  Kernels::ReduceKernel average, sum, product, min, max, adasum = nullptr;
 };
 
 template <class E, class OrderE>
 constexpr Column FloatColumn() {
   if constexpr (std::is_same_v<E, OrderE>) {
-    return {VectorReduce<E, Sum>, VectorReduce<E, Sum>, VectorReduce<E, Product>, VectorReduce<E, Min>,
-            VectorReduce<E, Max>};
-  } else {
     return {VectorReduce<E, Sum>, VectorReduce<E, Sum>, VectorReduce<E, Product>,
+            VectorReduce<E, Min>, VectorReduce<E, Max>, VectorReduce<E, Weighted>};
+  } else {
+    return {VectorReduce<E, Sum>,
+            VectorReduce<E, Sum>,
+            VectorReduce<E, Product>,
             Either<VectorReduce<OrderE, Min>, VectorReduce<E, Min>>,
-            Either<VectorReduce<OrderE, Max>, VectorReduce<E, Max>>};
+            Either<VectorReduce<OrderE, Max>, VectorReduce<E, Max>>,
+            VectorReduce<E, Weighted>};
   }
 }
 
@@ -234,7 +242,7 @@ constexpr Column ColumnFor() {
 }
 
 constexpr Kernels MakeKernels() {
-  Kernels kernels{RONDE_KERNELS_NAME, {}, ConvertFloats, CopyStreamingBytes};
+  Kernels kernels{RONDE_KERNELS_NAME, {}, ConvertFloats, CopyStreamingBytes, Dots};
   auto set = [&](Reduction reduction, DType dtype, Kernels::ReduceKernel kernel) {
     kernels.reduce[static_cast<std::size_t>(reduction)][static_cast<std::size_t>(dtype)] = kernel;
   };
@@ -244,6 +252,7 @@ constexpr Kernels MakeKernels() {
     set(Reduction::kProduct, dtype, column.product);
     set(Reduction::kMin, dtype, column.min);
     set(Reduction::kMax, dtype, column.max);
+    set(Reduction::kAdasum, dtype, column.adasum);
   };
 #define RONDE_DTYPE(id, wire, ctype, name, kind) add(DType::k##id, ColumnFor<ctype>());
 #include "base/dtypes.def"

@@ -102,10 +102,6 @@ const Kernels& BestKernels() {
 }
 
 Result CheckReduction(Reduction reduction, DType dtype) {
-  if (reduction == Reduction::kAdasum) {
-    return Result(Code::kArgument,
-                  "adasum is not available in this release (asked for on " + std::string(Info(dtype).name) + ")");
-  }
   if (kPortableKernels.reduce[static_cast<std::size_t>(reduction)][static_cast<std::size_t>(dtype)] == nullptr) {
     return Result(Code::kArgument,
                   std::string(Info(reduction).name) + " is not defined for " + std::string(Info(dtype).name));
@@ -136,12 +132,30 @@ void ReduceWith(const Kernels& kernels, const ReduceSpec& spec, std::span<const 
     return;
   }
   auto kernel = kernels.reduce[static_cast<std::size_t>(spec.reduction)][static_cast<std::size_t>(spec.dtype)];
-  assert(kernel != nullptr && args.divisor >= 1);
+  assert(kernel != nullptr && args.divisor >= 1 && spec.reduction != Reduction::kAdasum);
   kernel(args);
 }
 
 void Reduce(const ReduceSpec& spec, std::span<const void* const> sources, void* out, void* out2, std::size_t count) {
   ReduceWith(BestKernels(), spec, sources, out, out2, count);
+}
+
+void WeightedSumWith(const Kernels& kernels, DType dtype, std::span<const void* const> sources,
+                     std::span<const double> weights, void* out, void* out2, std::size_t count) {
+  if (count == 0) return;
+  if (sources.empty()) {
+    FillNeutral(Reduction::kAdasum, dtype, out, count);
+    if (out2 != nullptr) Copy(out2, out, count * Info(dtype).size);
+    return;
+  }
+  assert(Info(dtype).kind == Kind::Float && weights.size() == sources.size());
+  const ReduceArgs args{sources.data(), sources.size(), out, out2, count, 1, 1, 1, weights.data()};
+  kernels.reduce[static_cast<std::size_t>(Reduction::kAdasum)][static_cast<std::size_t>(dtype)](args);
+}
+
+void WeightedSum(DType dtype, std::span<const void* const> sources, std::span<const double> weights, void* out,
+                 void* out2, std::size_t count) {
+  WeightedSumWith(BestKernels(), dtype, sources, weights, out, out2, count);
 }
 
 void FillNeutral(Reduction reduction, DType dtype, void* out, std::size_t count) {

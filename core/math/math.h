@@ -19,7 +19,7 @@
 namespace ronde::math {
 
 // Does the reduction exist for the element type? Ok, or an Argument error that names both. bool has Sum and Max (or),
-// Product and Min (and); complex has Sum, Average and Product; Adasum is not available in this release.
+// Product and Min (and); complex has Sum, Average and Product; Adasum is for floats.
 Result CheckReduction(Reduction reduction, DType dtype);
 
 struct ReduceSpec {
@@ -46,6 +46,11 @@ struct ReduceSpec {
 // not overlap one otherwise. The result is also written to out2 if that is not null. Without sources: the neutral
 // element.
 void Reduce(const ReduceSpec& spec, std::span<const void* const> sources, void* out, void* out2, std::size_t count);
+
+// out[i] = sum over s of weights[s] * sources[s][i], for the float types; as Reduce with kSum but for the weights,
+// which are cast to the accumulator. Adasum ends in it (adasum.h), and Reduce has no kAdasum.
+void WeightedSum(DType dtype, std::span<const void* const> sources, std::span<const double> weights, void* out,
+                 void* out2, std::size_t count);
 
 // Writes the element that changes nothing when combined unscaled: Sum and Average 0, Product 1, Min the largest value
 // (+inf for floats), Max the lowest. A scaled reduction leaves absent ranks out of its sources instead.

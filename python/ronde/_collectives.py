@@ -88,13 +88,14 @@ class Collectives(ABC, Generic[T]):
 
         Args:
             tensor: any shape.
-            op: Average (the default), Sum, Min, Max or Product (Adasum is not there yet). Averages of whole numbers are
-                rounded down; their sums must fit in 64 bits.
+            op: Average (the default), Sum, Min, Max, Product or Adasum. Averages of whole numbers are rounded down; their
+                sums must fit in 64 bits. Adasum, for floating point types, adds what is orthogonal and averages what
+                is parallel, each tensor by itself (Maleki et al. 2020; docs/adasum.md).
             average: deprecated; True means op=Average, False op=Sum.
             compression: Compression.none, .fp16 or .bf16: how it travels.
             prescale_factor, postscale_factor: multiply each rank's tensor before, and the result.
 
-        The gradient is the allreduce of the result's gradient, with the same op and factors.
+        The gradient, of Average and Sum, is the allreduce of the result's gradient, with the same op and factors.
         """
         op = reduction(op, average)
         return self.grouped_allreduce(
@@ -385,7 +386,7 @@ class Collectives(ABC, Generic[T]):
     ) -> T:
         """allreduce of which each rank receives its rows only: evenly cut, the first ranks get one more.
 
-        Gradients travel by allgather, scaled as the result was.
+        op: as allreduce's, without Adasum. Gradients travel by allgather, scaled as the result was.
         """
         return self.grouped_reducescatter(
             [tensor], name, compression, op, process_set, prescale_factor, postscale_factor

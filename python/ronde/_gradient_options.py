@@ -15,12 +15,13 @@ class GradientOptions:
 
     Attributes:
         compression: how they travel.
-        op: Average, Sum, Min, Max or Product.
+        op: Average, Sum, Min, Max, Product or, where it is allowed, Adasum.
         predivide: divides gradients before they are summed; the rest of the average comes after.
         groups: into how many groups to cut them, or lists of variables, that are sent together; None: each by itself.
         sparse_as_dense: sends sparse gradients as dense ones.
         process_set: the ranks that train together. On others the optimizer works as if it were not distributed.
         passes: backward passes whose gradients are summed before they are sent.
+        allows_adasum: whether who asks has an Adasum form.
     """
 
     compression: Any
@@ -30,6 +31,7 @@ class GradientOptions:
     sparse_as_dense: bool
     process_set: ProcessSet
     passes: int = 1
+    allows_adasum: bool = False
 
     def __post_init__(self) -> None:
         self.op = reduction(self.op, None)
@@ -37,8 +39,11 @@ class GradientOptions:
             raise TypeError(
                 f"compression={self.compression!r}: use one of Compression, or a class with its two methods"
             )
-        if self.op == Adasum:
-            raise ValueError("op=Adasum: this release has no Adasum yet")
+        if self.op == Adasum and not self.allows_adasum:
+            raise ValueError(
+                "op=Adasum: optimizers of Keras have no Adasum form, those of torch and of tf.compat.v1.train have one. "
+                "DistributedGradientTape of ronde.tensorflow reduces gradients by Adasum, and allreduce() any tensors"
+            )
         if self.predivide != 1 and self.op != Average:
             raise ValueError("gradient_predivide_factor needs op=Average")
         if not self.predivide > 0:

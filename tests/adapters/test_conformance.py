@@ -119,6 +119,7 @@ if find_spec("mxnet"):  # in an environment of its own, see requirements/mxnet.t
 SUITE = [
     conformance.allreduce,
     conformance.product_and_scales,
+    conformance.adasum,
     conformance.grouped_allreduce,
     conformance.allgather,
     conformance.broadcast,
@@ -134,6 +135,7 @@ SUITE = [
 IN_FUNCTIONS = {
     "allreduce",
     "product_and_scales",
+    "adasum",
     "grouped_allreduce",
     "allgather",
     "broadcast",

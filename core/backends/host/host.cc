@@ -10,6 +10,7 @@
 #endif
 
 #include "backends/host/factory.h"
+#include "collectives/adasum.h"
 #include "collectives/segment_collectives.h"
 #include "collectives/transport_collectives.h"
 #include "math/math.h"
@@ -58,6 +59,18 @@ Stream Whole(const FusedOperation& operation) {
   Stream stream;
   for (const auto& t : operation.tensors) stream.Add(t.input, t.output, TensorBytes(operation, t));
   return stream;
+}
+
+bool IsAdasum(const FusedOperation& operation) {
+  return operation.op == Op::kAllreduce && operation.reduction == Reduction::kAdasum;
+}
+std::vector<Piece> EachTensor(const FusedOperation& operation) {
+  std::vector<Piece> pieces;
+  for (const auto& t : operation.tensors) {
+    pieces.push_back(
+        {static_cast<const std::byte*>(t.input), static_cast<std::byte*>(t.output), TensorBytes(operation, t)});
+  }
+  return pieces;
 }
 
 std::vector<Stream> GatherStreams(const FusedOperation& operation, int me) {
@@ -142,6 +155,11 @@ class HostBackend final : public Backend {
     const std::size_t members = operation.members.size();
     if (members == 0) return 1;  // a removed set
     const std::size_t chunk = config_.chunk_bytes;
+    if (IsAdasum(operation)) {
+      const auto joined = std::count(operation.joined.begin(), operation.joined.end(), true);
+      const int size = static_cast<int>(members);
+      return AdasumChunks(EachTensor(operation), operation.dtype, size, size - static_cast<int>(joined), chunk);
+    }
     switch (operation.op) {
       case Op::kAllgather: {
         std::size_t longest = 0;
@@ -279,7 +297,8 @@ class HostBackend final : public Backend {
   }
 
   // One member: scales apply, nothing moves.
-  static Result Alone(const FusedOperation& operation, const math::ReduceSpec& spec) {
+  static Result Alone(const FusedOperation& operation, math::ReduceSpec spec) {
+    if (spec.reduction == Reduction::kAdasum) spec.reduction = Reduction::kSum;
     for (const auto& t : operation.tensors) {
       if (t.input == nullptr || t.output == nullptr) continue;
       std::size_t bytes = TensorBytes(operation, t);
@@ -296,7 +315,9 @@ class HostBackend final : public Backend {
   template <class Call>
   Result RunOn(const Call& call, const FusedOperation& operation, const Group& group, const math::ReduceSpec& spec) {
     switch (operation.op) {
-      case Op::kAllreduce: return Allreduce(call, spec, Whole(operation));
+      case Op::kAllreduce:
+        return IsAdasum(operation) ? Adasum(call, spec, EachTensor(operation))
+                                   : Allreduce(call, spec, Whole(operation));
       case Op::kBroadcast: {
         auto root = std::find(group.members.begin(), group.members.end(), operation.root);
         return Broadcast(call, static_cast<int>(root - group.members.begin()), Whole(operation));

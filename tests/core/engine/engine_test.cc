@@ -300,7 +300,7 @@ TEST(Engine, WrongRequestsAreRefusedAtTheCall) {
     EXPECT_EQ(code([](Request& r) { r.tensors[0].input = nullptr; }), Code::kArgument);
     EXPECT_EQ(code([](Request& r) { r.tensors[0].shape = {-1}; }), Code::kArgument);
     EXPECT_EQ(code([](Request& r) { r.device = 3; }), Code::kArgument);
-    EXPECT_EQ(code([](Request& r) { r.reduction = Reduction::kAdasum; }), Code::kArgument);
+    EXPECT_EQ(code([](Request& r) { r.op = Op::kReducescatter, r.reduction = Reduction::kAdasum; }), Code::kArgument);
     EXPECT_EQ(code([](Request& r) { r.op = Op::kBroadcast, r.root = 2; }), Code::kArgument);
     EXPECT_EQ(code([](Request& r) { r.op = Op::kAllgather, r.tensors[0].shape = {}; }), Code::kArgument);
     EXPECT_EQ(code([](Request& r) { r.op = Op::kAlltoall, r.splits = {1, 2}; }), Code::kArgument);
