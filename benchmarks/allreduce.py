@@ -31,9 +31,12 @@ from report import Goal, size_name
 KI, MI = 1 << 10, 1 << 20
 SIZES = [4, KI, 16 * KI, 64 * KI, 256 * KI, MI, 4 * MI, 16 * MI, 64 * MI]  # bytes
 SHORT_SIZES = [4, 64 * KI, MI, 16 * MI, 64 * MI]
-DTYPES_CASE = {"name": "dtypes", "kind": "dtypes", "elements": 16 * MI}
-GRADIENTS_CASE = {"name": "gradients", "kind": "gradients"}
-MANY_CASE = {"name": "many", "kind": "many", "tensors": 200, "bytes": 4 * KI}
+LIMIT_FROM = MI  # bytes; below, the memory limit's own barriers are most of its time
+SPECIAL: dict[str, dict[str, Any]] = {
+    "gradients": {"title": "ResNet-50's 161 gradients", "kind": "gradients"},
+    "dtypes": {"title": "16 Mi elements", "kind": "dtypes", "elements": 16 * MI},
+    "many": {"title": "200 tensors of 4 KiB", "kind": "many", "tensors": 200, "bytes": 4 * KI},
+}
 GROUPS = ["ronde", "openmpi", "mpich", "limit"]
 COLUMNS = ["ronde", "shared", "gloo", "openmpi", "mpich", "limit", "numpy"]
 TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "numpy": "NumPy"}
@@ -198,19 +201,15 @@ def print_run(run: dict[str, Any], sizes: list[int]) -> None:
         ours = row.get("ronde")
         cells: list[Any] = [size_name(size), *(row[p]["seconds"] * 1e6 if p in row else None for p in present)]
         cells.append(bus_bandwidth(np, size, ours["seconds"]) if ours else None)
-        both = ours and "limit" in row
+        both = ours and "limit" in row and size >= LIMIT_FROM
         cells.append(f"{turns.ratio(row['limit']['rounds'], ours['rounds']):.0%}" if both else "-")
         cells.append(f"{ours['spread']:.0%}" if ours else "-")
         rows.append(cells)
     report.print_table(heads, rows)
-    for name, title in (
-        ("gradients", "ResNet-50's 161 gradients"),
-        ("dtypes", "16 Mi elements"),
-        ("many", "200 tensors of 4 KiB"),
-    ):
+    for name, case in SPECIAL.items():
         if name in run["cases"]:
             numbers = ", ".join(f"{label} {v['seconds'] * 1e6:.0f} us" for label, v in run["cases"][name].items())
-            print(f"{title}: {numbers}")
+            print(f"{case['title']}: {numbers}")
     for name, reason in run["missing"].items():
         print(f"{TITLES.get(name, name)}: {reason}")
     if run["awake"]:
@@ -227,6 +226,8 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
                 for size in result["sizes"]
                 if label in one["cases"].get(size_name(size), {})
             ]
+            if label == "limit":
+                points = [point for point in points if point[0] >= LIMIT_FROM]
             if points and label != "numpy":
                 title = "ronde, empty_shared" if label == "shared" else TITLES.get(label, label)
                 title = "memory limit" if label == "limit" else title
@@ -245,7 +246,9 @@ def main() -> None:
     parser.add_argument("-np", type=int, nargs="+", default=[2, 4], help="ranks [2 4]")
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes of the tensors")
     parser.add_argument("--peers", nargs="+", default=GROUPS, choices=GROUPS, help="ronde brings gloo and NumPy")
-    parser.add_argument("--cases", nargs="*", default=["gradients", "dtypes", "many"], help="beside the sizes, 2 ranks")
+    parser.add_argument(
+        "--cases", nargs="*", default=list(SPECIAL), choices=list(SPECIAL), help="beside the sizes, 2 ranks"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each case and peer [1]")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each peer [8]")
     parser.add_argument("--short", action="store_true", help="only what has a goal")
@@ -255,7 +258,7 @@ def main() -> None:
     if arguments.quick:
         sizes = arguments.sizes or [4, 64 * KI]
         arguments.seconds, arguments.rounds, arguments.cases = 0.01, 2, ["many"]
-    special = [c for c in (GRADIENTS_CASE, DTYPES_CASE, MANY_CASE) if c["name"] in arguments.cases]
+    special = [{"name": name, **SPECIAL[name]} for name in arguments.cases]
     watch = report.Watch()
     runs = []
     for np in arguments.np:
@@ -263,7 +266,7 @@ def main() -> None:
         cases = [{"name": size_name(size), "kind": "tensor", "bytes": size} for size in wanted]
         runs.append(run(np, cases + (special if np == 2 else []), arguments.peers, arguments.seconds, arguments.rounds))
     versions = {name: peers.mpi_version(name) for name in peers.MPI_COMMAND}
-    result = report.document("allreduce", watch.end(), goals(runs), sizes=sizes, runs=runs, mpi=versions)
+    result = report.document("allreduce", arguments, watch.end(), goals(runs), sizes=sizes, runs=runs, mpi=versions)
 
     def print_result(result: dict[str, Any]) -> None:
         for one in result["runs"]:

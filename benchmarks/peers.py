@@ -19,7 +19,6 @@ MPI_ENVIRONMENT = {
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "self,sm",
-        "PRTE_MCA_ess_base_verbose": "0",
     },
     "mpich": {"HYDRA_IFACE": "lo", "FI_PROVIDER": "tcp"},
 }
@@ -54,7 +53,7 @@ def start(name: str, np: int, folder: Path) -> Any:
         return turns.Group(name, command, np, folder, {}, START_TIMEOUT)
     bin_ = mpi_folder(name)
     if not (bin_ / MPI_COMMAND[name][0]).exists():
-        raise turns.Failure(f"{name} is not installed (make {bin_.parent.relative_to(HERE.parent)})")
+        raise turns.Failure("not installed (make bench-peers)")
     program, *options = MPI_COMMAND[name]
     command = [str(bin_ / program), *options, str(np), str(bin_ / "python"), str(HERE / "mpi_rank.py")]
     environment = {**MPI_ENVIRONMENT[name], "OMP_NUM_THREADS": "1", "PATH": f"{bin_}:{os.environ.get('PATH', '')}"}

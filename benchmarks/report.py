@@ -130,11 +130,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a few seconds: to see that it works, not to measure")
 
 
-def document(subject: str, info: dict[str, Any], goals: Sequence[Goal], **results: Any) -> dict[str, Any]:
+def document(
+    subject: str, arguments: argparse.Namespace, info: dict[str, Any], goals: Sequence[Goal], **results: Any
+) -> dict[str, Any]:
     import ronde
 
     described = [{**asdict(goal), "verdict": goal.verdict} for goal in goals]
-    return {"benchmark": subject, "ronde": ronde.__version__, "machine": info, "goals": described, **results}
+    return {
+        "benchmark": subject,
+        "quick": arguments.quick,
+        "ronde": ronde.__version__,
+        "machine": info,
+        "goals": described,
+        **results,
+    }
 
 
 def finish(arguments: argparse.Namespace, result: dict[str, Any], print_result: Any, draw: Any) -> None:
@@ -145,6 +154,8 @@ def finish(arguments: argparse.Namespace, result: dict[str, Any], print_result: 
         print_result(result)
         for line in machine_lines(result["machine"]):
             print(line)
+        if result["quick"]:
+            print("--quick: far too few calls to measure anything.")
         print_goals(goals_of(result))
         if arguments.json:
             Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ def prepare_tensor(case: dict[str, Any]) -> None:
     else:
         _missing["shared"] = "ronde.torch has no empty_shared"
     if hvd.rank() == 0:
-        arrays = [np.zeros(count, np.float32) for _ in range(hvd.size())]
+        arrays = [np.full(count, 0, np.float32) for _ in range(hvd.size())]  # np.zeros would be one page for all
 
         def numpy_sum() -> None:
             for other in arrays[1:]:
