@@ -19,8 +19,6 @@ run. All peers of a round meet the same machine, not necessarily the same cores;
 
 import argparse
 import os
-import tempfile
-from pathlib import Path
 from typing import Any, Optional
 
 import peers
@@ -40,47 +38,19 @@ SPECIAL: dict[str, dict[str, Any]] = {
 GROUPS = ["ronde", "openmpi", "mpich", "limit"]
 COLUMNS = ["ronde", "shared", "gloo", "openmpi", "mpich", "limit", "numpy"]
 TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "numpy": "NumPy"}
-CASE_TIMEOUT = 60.0  # seconds for one block, or for making and checking what it calls
-
-
-def run_case(
-    case: dict[str, Any], groups: list[Any], seconds: float, rounds: int, result: dict[str, Any]
-) -> dict[str, Any]:
-    """{peer: summary}; adds to `result` who is missing and how many blocks were disturbed."""
-    columns = []
-    for group in groups:
-        try:
-            turns.wait_asleep([other for other in groups if other is not group])
-            offered = group.ask("prepare", CASE_TIMEOUT, case=case)[0]
-        except turns.Failure as failure:
-            result["missing"][group.name] = str(failure)
-            continue
-        result["missing"].update(offered["missing"])
-        for kind in offered["peers"]:
-            columns.append(turns.Peer(group.name if kind == "mpi" else kind, group, kind))
-    result["awake"] += turns.measure(columns, groups, seconds, rounds, CASE_TIMEOUT)
-    result["missing"].update({peer.label: peer.failure for peer in columns if peer.failure})
-    whole = [peer for peer in columns if peer.rounds and not peer.failure]
-    return {peer.label: turns.summary(peer) for peer in whole}
 
 
 def run(np: int, cases: list[dict[str, Any]], names: list[str], seconds: float, rounds: int) -> dict[str, Any]:
     """All cases on `np` ranks: {"np", "cases": {name: {peer: summary}}, "missing": {peer: reason}, "awake": blocks}."""
-    result: dict[str, Any] = {"np": np, "cases": {}, "missing": {}, "awake": 0}
-    groups = []
-    with tempfile.TemporaryDirectory(prefix="ronde-bench-") as folder:
-        try:
-            for name in names:
-                try:
-                    groups.append(peers.start(name, np, Path(folder)))
-                except turns.Failure as failure:
-                    result["missing"][name] = str(failure)
-            for case in cases:
-                result["cases"][case["name"]] = run_case(case, groups, seconds, rounds, result)
-        finally:
-            for group in groups:
-                group.close()
-    return result
+
+    def label(group: str, kind: str) -> str:
+        return group if kind == "mpi" else kind
+
+    with turns.Run(seconds, rounds) as turn:
+        for name in names:
+            turn.add(name, lambda name=name: peers.start(name, np, turn.folder))  # type: ignore[misc]
+        results = {case["name"]: turn.case(case, label) for case in cases}
+    return {"np": np, "cases": results, "missing": turn.missing, "awake": turn.awake}
 
 
 class Case:
@@ -210,11 +180,7 @@ def print_run(run: dict[str, Any], sizes: list[int]) -> None:
         if name in run["cases"]:
             numbers = ", ".join(f"{label} {v['seconds'] * 1e6:.0f} us" for label, v in run["cases"][name].items())
             print(f"{case['title']}: {numbers}")
-    for name, reason in run["missing"].items():
-        print(f"{TITLES.get(name, name)}: {reason}")
-    if run["awake"]:
-        print(f"{run['awake']} blocks began while another group was not asleep")
-    print()
+    report.print_missing(run)
 
 
 def draw(figure: Any, result: dict[str, Any]) -> None:

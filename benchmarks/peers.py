@@ -1,10 +1,10 @@
-"""Starts the groups of allreduce.py: ronde with gloo, Open MPI, MPICH, and the memory limit; says why one is missing."""
+"""Starts groups of ranks: ronde with gloo, Open MPI, MPICH, and the memory limit; says why one is missing."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import limit
 import turns
@@ -44,13 +44,20 @@ def mpi_version(name: str) -> str:
     return done.stdout.strip()
 
 
+def start_ronde(
+    name: str, script: str, np: int, folder: Path, environment: Optional[dict[str, str]] = None
+) -> turns.Group:
+    """A group of ranks under ronderun that run a script of this folder."""
+    command = [sys.executable, "-m", "ronde.launcher", "-np", str(np), sys.executable, str(HERE / script)]
+    return turns.Group(name, command, np, folder, environment or {}, START_TIMEOUT)
+
+
 def start(name: str, np: int, folder: Path) -> Any:
     """A group, or turns.Failure with the reason why there is none."""
     if name == "limit":
         return limit.Limit(np)
     if name == "ronde":
-        command = [sys.executable, "-m", "ronde.launcher", "-np", str(np), sys.executable, str(HERE / "ronde_rank.py")]
-        return turns.Group(name, command, np, folder, {}, START_TIMEOUT)
+        return start_ronde(name, "ronde_rank.py", np, folder)
     bin_ = mpi_folder(name)
     if not (bin_ / MPI_COMMAND[name][0]).exists():
         raise turns.Failure("not installed (make bench-peers)")

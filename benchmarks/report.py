@@ -110,6 +110,15 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], left: int =
         print("  ".join(cells).rstrip())
 
 
+def print_missing(run: dict[str, Any]) -> None:
+    """Why a run's peers have no numbers, and whether its turns were disturbed."""
+    for name, reason in run["missing"].items():
+        print(f"{name}: {reason}")
+    if run["awake"]:
+        print(f"{run['awake']} blocks began while another group was not asleep")
+    print()
+
+
 def print_goals(goals: Sequence[Goal]) -> None:
     if not goals:
         return

@@ -9,12 +9,13 @@ What a case of each kind calls:
   tensor of as many floats; `gloo` sums the buckets that torch's DDP would make of them, all in flight, without DDP's
   copies into and out of the buckets.
 - many: `tensors` of `bytes` each. `ronde` submits all and then waits; `gloo` calls one by one, `together` all in flight.
+
+Of these, a case may name `only` some.
 """
 
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,29 @@ from checks import EXACT, EXACT_16_BIT, check_sum, values
 import ronde.torch as hvd
 
 Call = Callable[[], Any]
+GLOO_TIMEOUT = 120.0  # seconds
 _calls: dict[str, Call] = {}
 _missing: dict[str, str] = {}
 
 
-def start_gloo(timeout: float) -> None:
+def start() -> None:
+    """ronde and, among the same ranks, gloo."""
+    torch.set_num_threads(1)
+    hvd.init()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = gloo.FileStore(str(Path(os.environ[turns.SOCKET]).parent / "gloo"), hvd.size())  # type: ignore[operator]
+    store = gloo.FileStore(os.environ[turns.SOCKET] + ".gloo", hvd.size())  # type: ignore[operator]
     gloo.init_process_group(
-        "gloo", store=store, rank=hvd.rank(), world_size=hvd.size(), timeout=timedelta(seconds=timeout)
+        "gloo", store=store, rank=hvd.rank(), world_size=hvd.size(), timeout=timedelta(seconds=GLOO_TIMEOUT)
     )
+
+
+def stop() -> None:
+    gloo.destroy_process_group()
+    hvd.shutdown()
+
+
+def wanted(case: dict[str, Any], peer: str) -> bool:
+    return peer in case.get("only", [peer])
 
 
 def checked(who: str, tensors: list[torch.Tensor], call: Call, period: int = EXACT) -> None:
@@ -105,22 +119,26 @@ def prepare_gradients(case: dict[str, Any]) -> None:
     shapes = resnet50.backward_shapes()
     gradients = [torch.empty(shape) for shape in shapes]
     checked("ronde", gradients, in_flight(gradients, "gradient"))
-    whole = torch.empty(sum(tensor.numel() for tensor in gradients))
-    checked("one", [whole], lambda: hvd.allreduce_(whole, op=hvd.Sum, name="one"))
-    buckets = [torch.empty(count) for count in resnet50.buckets(shapes)]
-    checked("gloo", buckets, gloo_in_flight(buckets))
+    if wanted(case, "one"):
+        whole = torch.empty(sum(tensor.numel() for tensor in gradients))
+        checked("one", [whole], lambda: hvd.allreduce_(whole, op=hvd.Sum, name="one"))
+    if wanted(case, "gloo"):
+        buckets = [torch.empty(count) for count in resnet50.buckets(shapes)]
+        checked("gloo", buckets, gloo_in_flight(buckets))
 
 
 def prepare_many(case: dict[str, Any]) -> None:
     tensors = [torch.empty(case["bytes"] // 4) for _ in range(case["tensors"])]
     checked("ronde", tensors, in_flight(tensors, "many"))
-    checked("together", tensors, gloo_in_flight(tensors))
+    if wanted(case, "together"):
+        checked("together", tensors, gloo_in_flight(tensors))
 
     def one_by_one() -> None:
         for tensor in tensors:
             gloo.all_reduce(tensor)
 
-    checked("gloo", tensors, one_by_one)
+    if wanted(case, "gloo"):
+        checked("gloo", tensors, one_by_one)
 
 
 _KINDS = {
@@ -145,9 +163,6 @@ def block(peer: str, calls: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    hvd.init()
-    start_gloo(120.0)
+    start()
     turns.serve(hvd.rank(), {"prepare": prepare, "block": block})
-    gloo.destroy_process_group()
-    hvd.shutdown()
+    stop()

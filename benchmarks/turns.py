@@ -13,11 +13,12 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 SOCKET = "RONDE_BENCHMARK_SOCKET"
 FEWEST, MOST = 3, 2000  # timed calls in a block
@@ -265,6 +266,61 @@ def summary(peer: Peer) -> dict[str, Any]:
         "rounds": peer.rounds,
         "calls": peer.calls,
     }
+
+
+class Run:
+    """The groups of one run: started one after another, measured by turns, ended with it."""
+
+    def __init__(self, seconds: float, rounds: int, timeout: float = 60.0):
+        """Each peer measures a case for `seconds` in `rounds` blocks; a block may take `timeout`."""
+        self._seconds, self._rounds, self._timeout = seconds, rounds, timeout
+        self._folder = tempfile.TemporaryDirectory(prefix="ronde-bench-")
+        self.folder = Path(self._folder.name)  # what ranks share
+        self.groups: list[Any] = []
+        self.missing: dict[str, str] = {}  # by label: why there are no numbers
+        self.awake = 0  # blocks that began while another group was not asleep
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for group in self.groups:
+            group.close()
+        self._folder.cleanup()
+
+    def add(self, name: str, start: Callable[[], Any]) -> None:
+        try:
+            self.groups.append(start())
+        except Failure as failure:
+            self.missing[name] = str(failure)
+
+    def ask(self, group: Any, do: str, **arguments: Any) -> list[Any]:
+        """Answers of a group's ranks while the others sleep; [] when it failed, which is noted."""
+        wait_asleep([other for other in self.groups if other is not group])
+        try:
+            return list(group.ask(do, self._timeout, **arguments))
+        except Failure as failure:
+            self.missing[group.name] = str(failure)
+            return []
+
+    def case(
+        self,
+        case: dict[str, Any],
+        label: Callable[[str, str], str],
+        special: Optional[dict[str, dict[str, Any]]] = None,
+    ) -> dict[str, Any]:
+        """{label: summary} of one case. Groups say what of it they can call; `label` names it by group and kind.
+
+        `special` has the case of groups, by name, that are to do something else."""
+        peers = []
+        for group in self.groups:
+            offered = self.ask(group, "prepare", case=(special or {}).get(group.name, case))
+            if offered:
+                self.missing.update(offered[0]["missing"])
+                peers += [Peer(label(group.name, kind), group, kind) for kind in offered[0]["peers"]]
+        self.awake += measure(peers, self.groups, self._seconds, self._rounds, self._timeout)
+        self.missing.update({peer.label: peer.failure for peer in peers if peer.failure})
+        return {peer.label: summary(peer) for peer in peers if peer.rounds and not peer.failure}
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> float:
