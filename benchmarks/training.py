@@ -55,7 +55,7 @@ def rank_main() -> None:
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
     ronde_rank.start()
-    calls: dict[str, Callable[[], Any]] = {}
+    callables: dict[str, Callable[[], Any]] = {}
     models: dict[str, nn.Module] = {}
 
     class Chain(nn.Module):
@@ -112,7 +112,7 @@ def rank_main() -> None:
         return Net()
 
     def prepare(case: dict[str, Any]) -> dict[str, Any]:
-        calls.clear()
+        callables.clear()
         models.clear()
         missing = {}
         make_step = chain_step if case["kind"] == "resnet50" else cnn_step
@@ -131,15 +131,15 @@ def rank_main() -> None:
             models[label] = model
             step = make_step(model, optimizer)
             step()  # checks below that ranks stay equal: DDP and ronde, and nobody else
-            calls[label] = step
+            callables[label] = step
         check_equal()
         shapes = [tuple(p.shape) for p in models["compute"].parameters()][::-1]
         gradients = [torch.zeros(shape) for shape in shapes]
-        calls["ronde comm"] = ronde_rank.in_flight(gradients, f"comm.{case['kind']}")
-        calls["gloo comm"] = ronde_rank.gloo_in_flight([torch.zeros(n) for n in resnet50.buckets(shapes)])
+        callables["ronde comm"] = ronde_rank.in_flight(gradients, f"comm.{case['kind']}")
+        callables["gloo comm"] = ronde_rank.gloo_in_flight([torch.zeros(n) for n in resnet50.buckets(shapes)])
         for name in ("ronde comm", "gloo comm"):
-            calls[name]()
-        return {"peers": list(calls), "missing": missing}
+            callables[name]()
+        return {"peers": list(callables), "missing": missing}
 
     def check_equal() -> None:
         """After one step from equal weights, ronde and DDP agree but for rounding, and differ from training alone."""
@@ -150,11 +150,11 @@ def rank_main() -> None:
         if hvd.size() > 1 and torch.equal(flat["ronde"], flat["compute"]):
             raise ValueError("ronde's step did what a step without communication does")
 
-    def block(peer: str, count: int) -> list[float]:
+    def block(peer: str, calls: int) -> list[float]:
         if peer == "alone" and hvd.rank() != 0:
             return []
         barrier = (lambda: None) if peer == "alone" else ronde_rank.gloo.barrier
-        return turns.time_block(calls[peer], barrier, count)
+        return turns.time_block(callables[peer], barrier, calls)
 
     def weights() -> dict[str, str]:
         """A hash of each distributed model's weights."""
@@ -164,7 +164,7 @@ def rank_main() -> None:
             if label in COMMUNICATION
         }
 
-    turns.serve(hvd.rank(), {"prepare": prepare, "block": lambda peer, calls: block(peer, calls), "weights": weights})
+    turns.serve(hvd.rank(), {"prepare": prepare, "block": block, "weights": weights})
     ronde_rank.stop()
 
 

@@ -198,8 +198,8 @@ def wait_asleep(groups: Sequence[Any], timeout: float = 1.0) -> bool:
 class Peer:
     """What one column of a table holds: `kind` as its group knows it, and the medians of its blocks by round."""
 
-    def __init__(self, label: str, group: Any, kind: str):
-        self.label, self.group, self.kind = label, group, kind
+    def __init__(self, label: str, group: Any, kind: str, most: int = MOST):
+        self.label, self.group, self.kind, self._most = label, group, kind, most
         self.calls = 0
         self.rounds: list[float] = []
         self.firsts: list[float] = []
@@ -212,7 +212,7 @@ class Peer:
 
     def choose_calls(self, trial: Sequence[float], seconds: float) -> None:
         """As many timed calls as fit. By the fastest of the trial: processes that slept may take a while to run well."""
-        self.calls = min(MOST, max(FEWEST, int(seconds / max(min(trial), 1e-7))))
+        self.calls = min(self._most, max(FEWEST, int(seconds / max(min(trial), 1e-7))))
 
     @property
     def warm_up(self) -> int:
@@ -317,7 +317,10 @@ class Run:
             offered = self.ask(group, "prepare", case=(special or {}).get(group.name, case))
             if offered:
                 self.missing.update(offered[0]["missing"])
-                peers += [Peer(label(group.name, kind), group, kind) for kind in offered[0]["peers"]]
+                most = offered[0].get("most", {})  # timed calls a block may have
+                peers += [
+                    Peer(label(group.name, kind), group, kind, most.get(kind, MOST)) for kind in offered[0]["peers"]
+                ]
         self.awake += measure(peers, self.groups, self._seconds, self._rounds, self._timeout)
         self.missing.update({peer.label: peer.failure for peer in peers if peer.failure})
         return {peer.label: summary(peer) for peer in peers if peer.rounds and not peer.failure}
