@@ -18,6 +18,7 @@ sys.path.insert(0, str(FOLDER))
 import checks  # noqa: E402
 import report  # noqa: E402
 import resnet50  # noqa: E402
+import training  # noqa: E402
 import turns  # noqa: E402
 
 RANK = """
@@ -74,6 +75,55 @@ def test_allreduce(tmp_path: Path) -> None:
     measured = goals["64 KiB", "1/5 of gloo"]
     assert measured["verdict"] == ("ok" if measured["measured"] <= 0.2 else "missed")
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_fusion() -> None:
+    result = program("fusion")
+    (case,) = result["cases"].values()
+    assert set(case) == {"0", str(128 << 20), "gloo", "together"}
+    for summary in case.values():
+        assert_positive(summary)
+
+
+def test_training() -> None:
+    result = program("training", "--models", "cnn")
+    case = result["cases"]["cnn"]
+    assert {"ronde", "ddp", "ddp views", "compute", "alone", "ronde comm", "gloo comm"} <= set(case)
+    for summary in case.values():
+        assert_positive(summary)
+    assert "ronde views" in case or "gradient_as_bucket_view" in result["missing"]["ronde views"]
+    of_ranks = [rank["ronde"] for rank in result["weights"]["cnn"]]
+    assert len(of_ranks) == 2 and len(set(of_ranks)) == 1
+    assert [goal["verdict"] for goal in result["goals"] if "weights" in goal["what"]] == ["ok"]
+
+
+def test_negotiation() -> None:
+    result = program("negotiation", "-np", "2", "3")
+    assert list(result["cases"]) == ["1", "100"] and not result["missing"]
+    for count, case in result["cases"].items():
+        assert set(case) == {f"{kind}, {np} ranks" for kind in ("first", "steady") for np in (2, 3)}
+        for summary in case.values():
+            assert_positive(summary)
+            assert summary["us_per_request"] == pytest.approx(summary["seconds"] * 1e6 / int(count))
+
+
+def test_parameter_server() -> None:
+    result = program("parameter_server")
+    assert set(result["results"]) == {f"{kind} 3" for kind in ("ronde", "ronde server", "gloo", "gloo server")}
+    for summary in result["results"].values():
+        assert_positive(summary)
+
+
+def test_the_hidden_share_of_communication() -> None:
+    def summary(seconds: float, spread: float = 0.01) -> dict[str, float]:
+        return {"seconds": seconds, "spread": spread}
+
+    case = {"ronde": summary(13.0), "compute": summary(10.0), "ronde comm": summary(4.0)}
+    assert training.overlap(case, "ronde") == 0.25  # of 4 s, 3 are seen
+    case["compute"] = summary(10.0, 0.3)
+    assert training.overlap(case, "ronde") is None  # it says nothing when steps differ by more
+    low, high = training.interval([1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0])
+    assert 1.0 <= low < 2.5 < high <= 4.0
 
 
 @pytest.mark.parametrize("wrong", ["value", "place"])
