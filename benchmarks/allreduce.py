@@ -6,7 +6,7 @@ process, no communication). `shared` is ronde with tensors made by `hvd.empty_sh
 
 A time is the mean of the ranks, then the median of a block's calls, then the median of the blocks; ratios are medians of
 ratios within rounds. `bus` is 2 (n-1)/n x bytes / time in GB/s, `of limit` the share of the memory limit's speed that
-ronde has, and `spread` half the distance between the quartiles of ronde's blocks. Goals are for two ranks on a core each
+ronde has, `spread` half the distance between the quartiles of ronde's blocks and `best` the fastest of them. Goals are for two ranks on a core each
 and, where they say so, for four ranks on two cores.
 
 Where cores share caches, times depend on which of them the scheduler picks for the ranks: neighbours (near) are several
@@ -164,7 +164,7 @@ def print_run(run: dict[str, Any], sizes: list[int]) -> None:
     np = run["np"]
     present = [label for label in COLUMNS if any(label in row for row in run["cases"].values())]
     heads = [f"{np} ranks, float32", *(f"{TITLES.get(label, label)} us" for label in present), "bus GB/s", "of limit",
-             "spread"]  # fmt: skip
+             "spread", "best us"]  # fmt: skip
     rows = []
     for size in sizes:
         row = run["cases"].get(size_name(size), {})
@@ -174,6 +174,7 @@ def print_run(run: dict[str, Any], sizes: list[int]) -> None:
         both = ours and "limit" in row and size >= LIMIT_FROM
         cells.append(f"{turns.ratio(row['limit']['rounds'], ours['rounds']):.0%}" if both else "-")
         cells.append(f"{ours['spread']:.0%}" if ours else "-")
+        cells.append(min(ours["rounds"]) * 1e6 if ours else None)
         rows.append(cells)
     report.print_table(heads, rows)
     for name, case in SPECIAL.items():

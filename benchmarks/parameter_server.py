@@ -50,10 +50,10 @@ def rank_main() -> None:
             if rank == 0:
                 receiving = [gloo.irecv(piece, src=other + 1) for other, piece in enumerate(arrived)]
                 for pending, piece in zip(receiving, arrived):
-                    pending.wait()
+                    pending.wait()  # type: ignore[union-attr]
                     tensor.add_(piece)
                 for sending in [gloo.isend(tensor, dst=other) for other in range(1, size)]:
-                    sending.wait()
+                    sending.wait()  # type: ignore[union-attr]
             else:
                 gloo.send(tensor, dst=0)
                 gloo.recv(tensor, src=0)

@@ -98,6 +98,8 @@ def number(value: Optional[float]) -> str:
     """Three significant digits, no exponent; "-" for nothing."""
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return str(value)
     return f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
 
