@@ -5,8 +5,8 @@ which adds them up as they come and sends the sum back to each: 2 (n-1) x 25 MiB
 ranks. Of a ring, 2 (n-1)/n x 25 MiB go through each (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
 clusters of workstations", 2009).
 
-Both schemes over both ways to move bytes, by turns: `ronde` and `ronde server` (an alltoall in which only rank 0 gets
-anything, its sum, a broadcast) over shared memory; `gloo` (its ring) and `gloo server` (receives, sums and sends) over
+Both schemes over both ways to move bytes, by turns: `ronde` and `ronde server` (a broadcast from each rank in a process set
+of it and rank 0, the sum, a broadcast to all) over shared memory; `gloo` (its ring) and `gloo server` (receives, sums and sends) over
 torch.distributed's sockets. Milliseconds; the mean of the ranks, the median of calls, the median of blocks. Where ranks
 outnumber cores all of them slow down; the ratio of the schemes is what counts.
 
@@ -34,16 +34,23 @@ def rank_main() -> None:
     gloo = ronde_rank.gloo
     ronde_rank.start()
     rank, size = hvd.rank(), hvd.size()
+    pairs = {other: hvd.add_process_set([0, other]) if size > 2 else hvd.global_process_set for other in range(1, size)}
 
     def prepare(case: dict[str, Any]) -> dict[str, Any]:
         tensor = torch.empty(case["bytes"] // 4)
-        to_server = [tensor.numel()] + [0] * (size - 1)
         arrived = [torch.empty_like(tensor) for _ in range(size - 1)] if rank == 0 else []
 
+        def send_to_server(other: int, what: torch.Tensor) -> Any:
+            return hvd.broadcast_async_(what, other, name=f"from {other}", process_set=pairs[other])
+
         def ronde_server() -> None:
-            pieces, _ = hvd.alltoall(tensor, splits=to_server, name="to the server")
             if rank == 0:
-                torch.sum(pieces.view(size, -1), 0, out=tensor)
+                receiving = [send_to_server(other + 1, piece) for other, piece in enumerate(arrived)]
+                for handle, piece in zip(receiving, arrived):
+                    hvd.synchronize(handle)
+                    tensor.add_(piece)
+            else:
+                hvd.synchronize(send_to_server(rank, tensor))
             hvd.broadcast_(tensor, 0, name="from the server")
 
         def gloo_server() -> None:
