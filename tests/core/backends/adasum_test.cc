@@ -222,6 +222,12 @@ class StoppingSegment final : public Segment {
     return under_->Await(peer, stage, count, deadline);
   }
   void Abort(const Result& cause) override { under_->Abort(cause); }
+  std::shared_ptr<SharedHeap> heap() const override { return under_->heap(); }
+  std::span<std::byte> PeerHeap(int rank) const override { return under_->PeerHeap(rank); }
+  void Leave() override { under_->Leave(); }
+  bool AwaitLeft(int peer, std::uint64_t count, Deadline deadline) override {
+    return under_->AwaitLeft(peer, count, deadline);
+  }
 
  private:
   Segment* under_;
@@ -285,7 +291,7 @@ TEST_P(AdasumTest, HasTheSameBitsFusedOrNotAndWithAnyChunks) {
     std::vector<Bits> all;
     RankConfig large;
     large.chunk_bytes = 5 * kChunk;
-    large.ring_bytes = 16 * large.chunk_bytes;
+    large.ring_bytes = SlotRing::RingBytes(16, large.chunk_bytes);
     RankConfig one;  // all in one step, where the members are few
     one.chunk_bytes = 1 << 20;
     one.ring_bytes = 3 << 20;
@@ -388,7 +394,7 @@ TEST_P(AdasumTest, NanAndInfinityReachAllRanksAlike) {
 // Each rank runs the list at its own pace; sets overlap.
 TEST_P(AdasumTest, OperationsOfOverlappingSetsFollowOneAnother) {
   RankConfig setup;
-  setup.ring_bytes = 3 * kChunk;  // the least that it runs with
+  setup.ring_bytes = SlotRing::RingBytes(3, kChunk);  // the least that it runs with
   auto ranks = MakeRanks(carrier(), size(), setup);
   std::mt19937 random(static_cast<unsigned>(size()));
   std::vector<Case> cases(40);

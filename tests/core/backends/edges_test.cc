@@ -46,7 +46,7 @@ std::int32_t Number(int rank, std::size_t tensor, std::size_t i) {
 // nowhere near those of blocks; at addresses that are odd.
 TEST_P(EdgesTest, LongFusedListsOfEveryOperationAreRight) {
   constexpr int kRanks = 4;  // so that a broadcast is passed on
-  auto ranks = MakeRanks(GetParam(), kRanks, {.ring_bytes = 8 * 16384, .chunk_bytes = 16384});
+  auto ranks = MakeRanks(GetParam(), kRanks, {.ring_bytes = SlotRing::RingBytes(8, 16384), .chunk_bytes = 16384});
   const auto members = Everyone(kRanks);
   std::uint64_t first_chunk = 0;
   for (Op kind : {Op::kAllreduce, Op::kBroadcast, Op::kAllgather, Op::kReducescatter, Op::kAlltoall}) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backends/host/factory.h"
+#include "collectives/chunks.h"
 #include "transport/local/factory.h"
 #include "transport/shm/factory.h"
 #include "transport/tcp/factory.h"
@@ -28,7 +29,8 @@ inline bool HasSegment(Carrier carrier) { return carrier == Carrier::kSegment ||
 constexpr std::size_t kChunk = 1024;
 
 struct RankConfig {
-  std::size_t ring_bytes = 16 * kChunk;
+  std::size_t ring_bytes = SlotRing::RingBytes(16, kChunk);
+  std::size_t heap_bytes = 0;
   std::size_t chunk_bytes = kChunk;
   double wait_seconds = 20;
 };
@@ -67,7 +69,7 @@ inline void ConnectSockets(std::vector<Rank>& all) {
 }
 
 inline std::vector<Rank> MakeRanks(Carrier carrier, int size, const RankConfig& setup = {}) {
-  auto hub = CreateLocalHub(size, setup.ring_bytes);
+  auto hub = CreateLocalHub(size, setup.ring_bytes, setup.heap_bytes);
   std::vector<std::shared_ptr<ShmPart>> parts;
   std::vector<int> ranks(size), descriptors;
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -75,6 +77,7 @@ inline std::vector<Rank> MakeRanks(Carrier carrier, int size, const RankConfig& 
     ShmConfig config;
     config.rank = r;
     config.ring_bytes = setup.ring_bytes;
+    config.heap_bytes = setup.heap_bytes;
     parts.push_back(CreateShmPart(config).value());
     descriptors.push_back(ShmDescriptor(*parts.back()));
   }

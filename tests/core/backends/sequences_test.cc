@@ -213,7 +213,7 @@ class SequencesTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SequencesTest, OfOverlappingSetsGiveTheRightValuesAtEveryPace) {
   const Case& setup = GetParam();
-  auto ranks = MakeRanks(setup.carrier, setup.size, {.ring_bytes = setup.slots * kChunk});
+  auto ranks = MakeRanks(setup.carrier, setup.size, {.ring_bytes = SlotRing::RingBytes(setup.slots, kChunk)});
   auto steps = MakeSteps(setup.size, 400, static_cast<unsigned>(setup.size));
   std::vector<std::string> wrong(setup.size);
   std::vector<std::thread> threads;

@@ -15,7 +15,7 @@ constexpr std::uint64_t kFirst = (std::uint64_t{1} << 32) - 2;
 class SlotRingTest : public testing::Test {
  protected:
   SlotRingTest() {
-    auto hub = CreateLocalHub(3, kChunk * kSlots);
+    auto hub = CreateLocalHub(3, SlotRing::RingBytes(kSlots, kChunk));
     for (int r = 0; r < 3; ++r) segments_.push_back(CreateLocalSegment(hub, r));
     ring_.emplace(*segments_[0], kChunk);
   }
