@@ -151,8 +151,7 @@ Result Alltoall(const SegmentCall& call, const Stream& sent, const std::vector<S
       std::size_t to = std::min(end, offsets[m] + received[m].bytes());
       if (from >= to) continue;
       RONDE_RETURN_IF_ERROR(steps.Await(m, Segment::kPacked, k));
-      RONDE_RETURN_IF_ERROR(
-          steps.Unpack(m, k, from - begin, received[m], from - offsets[m], to - offsets[m]));
+      RONDE_RETURN_IF_ERROR(steps.Unpack(m, k, from - begin, received[m], from - offsets[m], to - offsets[m]));
     }
     steps.Publish(Segment::kConsumed, k);
   }

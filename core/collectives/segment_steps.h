@@ -27,8 +27,8 @@ class ChunkView {
       return extent.offset <= heap_.size() && extent.bytes <= heap_.size() - extent.offset;
     });
   }
-  // The bytes from `offset` of the chunk on. *run, how many are wanted, becomes how many of them lie there in one piece:
-  // 0 beyond the chunk's end.
+  // The bytes from `offset` of the chunk on. *run, how many are wanted, becomes how many of them lie there in one
+  // piece: 0 beyond the chunk's end.
   std::byte* At(std::size_t offset, std::size_t* run) const {
     if (!lent()) return slot_ + offset;
     for (std::size_t i = 0; i < place_->extents; ++i) {
@@ -83,8 +83,8 @@ class SegmentSteps {
     std::size_t extents = 0;
     bool all = true;
     stream.ForRange(begin, end, [&](const Piece& piece, std::size_t) {
-      auto offset = all && (!results || piece.output == piece.input) ? heap_->Find(piece.input, piece.bytes)
-                                                                     : std::nullopt;
+      auto offset =
+          all && (!results || piece.output == piece.input) ? heap_->Find(piece.input, piece.bytes) : std::nullopt;
       Extent* last = extents > 0 ? &place.extent[extents - 1] : nullptr;
       if (offset && last && last->offset + last->bytes == *offset) {
         last->bytes += piece.bytes;
@@ -113,8 +113,8 @@ class SegmentSteps {
     }
     return Ok();
   }
-  // All counters pass the operation's last chunk, whatever stages it used. Memory that was lent is its owner's again when
-  // everybody has read it. Who read it waits too: should its owner fail meanwhile, nobody's operation ends well.
+  // All counters pass the operation's last chunk, whatever stages it used. Memory that was lent is its owner's again
+  // when everybody has read it. Who read it waits too: should its owner fail meanwhile, nobody's operation ends well.
   Result Finish(std::uint64_t chunks) {
     for (auto stage : {Segment::kPacked, Segment::kReduced, Segment::kConsumed}) {
       call_.segment.Publish(stage, call_.first_chunk + chunks);
@@ -178,8 +178,8 @@ class SegmentSteps {
     return Ok();
   }
   // Reduces [begin, end) of all members' data (of the chunk viewed last) into the own output, into what members have
-  // lent, and into the own slot if some member will look for it there: `also` is null if this rank has lent the chunk. A
-  // neighbour's bytes for `begin` are its chunk's from `at` on.
+  // lent, and into the own slot if some member will look for it there: `also` is null if this rank has lent the chunk.
+  // A neighbour's bytes for `begin` are its chunk's from `at` on.
   Result Reduce(const math::ReduceSpec& spec, std::size_t at, const Stream& own, std::size_t begin, std::size_t end,
                 std::byte* also) {
     doing_ = Phase::kReduce;
@@ -211,8 +211,7 @@ class SegmentSteps {
  private:
   // Right after a Publish, which has settled what the time before went into.
   Result AwaitAtOnce(int member, Segment::Stage stage, std::uint64_t chunk) {
-    Result result =
-        call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit());
+    Result result = call_.segment.Await(group().members[member], stage, call_.first_chunk + chunk + 1, WaitLimit());
     Spent(call_.phases, Phase::kNetwork);
     doing_ = Phase::kUnpack;  // unless Acquire or Reduce says otherwise
     return result;

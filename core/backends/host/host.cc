@@ -225,9 +225,8 @@ class HostBackend final : public Backend {
     }
     if (result.ok()) return;
     auto heap = config_.segment->heap();
-    const bool lent = heap && std::any_of(operation.tensors.begin(), operation.tensors.end(), [&](const auto& tensor) {
-      return heap->Find(tensor.input, 1).has_value();
-    });
+    const bool lent = heap && std::any_of(operation.tensors.begin(), operation.tensors.end(),
+                                          [&](const auto& tensor) { return heap->Find(tensor.input, 1).has_value(); });
     if (!lent) return;
     const Deadline deadline = After(kLeaveSeconds);
     const std::uint64_t end = operation.first_chunk + Chunks(operation);

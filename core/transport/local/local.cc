@@ -317,9 +317,7 @@ class LocalSegment final : public Segment {
     auto& heap = hub_->ranks[rank_].heap;
     return heap ? std::shared_ptr<SharedHeap>(hub_, &*heap) : nullptr;
   }
-  std::span<std::byte> PeerHeap(int rank) const override {
-    return {hub_->ranks[rank].heap_memory, hub_->heap_bytes};
-  }
+  std::span<std::byte> PeerHeap(int rank) const override { return {hub_->ranks[rank].heap_memory, hub_->heap_bytes}; }
   void Leave() override { hub_->ranks[rank_].left.store(true); }
   bool AwaitLeft(int peer, std::uint64_t count, Deadline deadline) override {
     auto& theirs = hub_->ranks[peer];

@@ -17,9 +17,9 @@ struct ShmConfig {
   int rank = 0;
   std::size_t ring_bytes = 4 << 20;  // equal on all ranks
   std::size_t heap_bytes = 0;        // address space of the heap; memory is behind what is handed out
-  bool spin = false;      // true only if every local rank has a core of its own
-  bool use_memfd = true;  // tests turn it off to reach the /dev/shm fallback
-  std::string name;       // unique per job, generation and rank; only the fallback uses it
+  bool spin = false;                 // true only if every local rank has a core of its own
+  bool use_memfd = true;             // tests turn it off to reach the /dev/shm fallback
+  std::string name;                  // unique per job, generation and rank; only the fallback uses it
 };
 // Fails with the reason when the host gives no shared memory; the caller falls back to sockets.
 Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config);

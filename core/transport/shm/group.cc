@@ -13,7 +13,7 @@
 namespace ronde {
 namespace {
 
-constexpr int kReserveTries = 100;  // signals interrupt it
+constexpr int kReserveTries = 100;                       // signals interrupt it
 constexpr std::size_t kMaxBytes = std::size_t{1} << 46;  // of a ring, and of a heap
 
 Result SystemError(const std::string& what) { return Result(Code::kTransport, what + ": " + std::strerror(errno)); }

@@ -294,7 +294,7 @@ TEST_P(AdasumTest, HasTheSameBitsFusedOrNotAndWithAnyChunks) {
     large.ring_bytes = SlotRing::RingBytes(16, large.chunk_bytes);
     RankConfig one;  // all in one step, where the members are few
     one.chunk_bytes = 1 << 20;
-    one.ring_bytes = 3 << 20;
+    one.ring_bytes = SlotRing::RingBytes(3, 1 << 20);
     for (const auto& setup : {RankConfig{}, large, one}) {
       Cluster cluster(carrier(), size(), setup);
       all.push_back(cluster.Check(together));
@@ -550,7 +550,7 @@ TEST(AdasumAlone, IsTheTensorItself) {
 TEST(AdasumChunks, ThatAreTooSmallForTheMembersAreAnErrorOfAllRanks) {
   RankConfig setup;
   setup.chunk_bytes = 128;
-  setup.ring_bytes = 1024;
+  setup.ring_bytes = 2048;
   auto ranks = MakeRanks(Carrier::kSegment, 3, setup);
   Case c;
   c.sizes = {5000};

@@ -319,7 +319,8 @@ TEST_P(EdgesTest, AbortEndsEveryOperationThatWaitsAndAllLaterOnes) {
 }
 
 TEST(HostBackend, ARingOfTooFewChunksIsRefusedByName) {
-  for (std::size_t ring : {std::size_t{64}, 2 * kChunk, 3 * kChunk}) {
+  const std::size_t enough = SlotRing::RingBytes(SlotRing::kMinSlots, kChunk);
+  for (std::size_t ring : {std::size_t{64}, 2 * kChunk, enough - 1, enough}) {
     auto ranks = MakeRanks(Carrier::kSegment, 2, {.ring_bytes = ring});
     std::vector<float> data[2] = {std::vector<float>(5000, 1), std::vector<float>(5000, 2)};
     auto results = RunAll(ranks, [&](int r) {
@@ -328,7 +329,7 @@ TEST(HostBackend, ARingOfTooFewChunksIsRefusedByName) {
       return op;
     });
     for (auto& result : results) {
-      if (ring >= 3 * kChunk) {
+      if (ring >= enough) {
         EXPECT_TRUE(result.ok()) << result.message();
       } else {
         EXPECT_EQ(result.code(), Code::kArgument);

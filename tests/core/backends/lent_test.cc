@@ -109,8 +109,8 @@ TEST_P(LentTest, AllreduceIsRightWhoeverLends) {
           for (std::size_t i = 0; i < sizes[t]; ++i) {
             float expected = 0;
             for (int m = 0; m < size; ++m) expected += Number(m, t, i);
-            ASSERT_EQ(data[r][t][i], expected) << size << " ranks, pattern " << pattern << ", rank " << r << ", tensor "
-                                               << t << ", index " << i;
+            ASSERT_EQ(data[r][t][i], expected)
+                << size << " ranks, pattern " << pattern << ", rank " << r << ", tensor " << t << ", index " << i;
           }
         }
       }
