@@ -18,6 +18,7 @@ from ronde.torch import mpi_ops
 from torch.utils.weak import WeakIdKeyDictionary
 
 Parameter = torch.Tensor
+_CACHE_LINE = 64  # bytes
 
 # Optimizers whose parameters have equal names (hashed) and that serve the same ranks are numbered in the order of their
 # first steps. Not in which they are made: a rank may make some that it never uses. Nor in which they first have a
@@ -81,6 +82,7 @@ class GradientReducer:
         params: Sequence[Parameter],
         named: Sequence[tuple[str, Parameter]],
         options: GradientOptions,
+        as_views: bool = False,
     ) -> None:
         self.enabled = True  # step() synchronizes
         self.synchronized = False  # the gradients are reduced, and step() has not used them yet
@@ -94,6 +96,8 @@ class GradientReducer:
         self._sparse: set[Parameter] = set()  # had a sparse gradient before
         self._group_of: dict[Parameter, int] = {}
         self._groups: list[list[Parameter]] = []
+        self._as_views = as_views
+        self._views: dict[Parameter, torch.Tensor] = {}  # where gradients live that other ranks reach
         self._sent: dict[Parameter, _Sent] = {}
         self._reduced: set[Parameter] = set()  # since the last step
         self._complete = False  # some gradient has had all its passes
@@ -116,6 +120,8 @@ class GradientReducer:
             self._names.setdefault(param, f"parameter.{len(self._left)}")
             self._left[param] = self._passes
             self._hook(param)
+        if self._as_views and self._active:
+            self._views.update(shared_views([param for param in params if param not in self._views]))
 
     def check_idle(self, what: str) -> None:
         if self._complete:
@@ -293,6 +299,8 @@ class GradientReducer:
                 param.grad = grad.to_dense()
             elif grad.is_sparse:
                 self._sparse.add(param)
+            if param in self._views:
+                _move(param, self._views[param])
         sent: _Sent
         if len(params) > 1:
             sent = _SentGroup(params, self)
@@ -408,6 +416,34 @@ class _SentSparse(_Sent):
 
     def store(self) -> None:
         self._param.grad = self._result
+
+
+def shared_views(params: Iterable[Parameter]) -> dict[Parameter, torch.Tensor]:
+    """For each parameter that is trained on the CPU, memory for a gradient that the other ranks of this host reach.
+
+    One piece of memory per dtype, in the order in which a backward pass reaches the parameters, so that gradients that
+    travel together are neighbours."""
+    by_dtype: dict[torch.dtype, list[Parameter]] = {}
+    for param in reversed(list(params)):
+        if param.requires_grad and param.is_cpu and param.layout == torch.strided and param.is_contiguous():
+            by_dtype.setdefault(param.dtype, []).append(param)
+    views = {}
+    for dtype, members in by_dtype.items():
+        align = max(1, _CACHE_LINE // dtype.itemsize)
+        sizes = [-(-param.numel() // align) * align for param in members]
+        memory = mpi_ops.empty_shared(sum(sizes), dtype=dtype)
+        for param, part in zip(members, memory.split(sizes)):
+            views[param] = part[: param.numel()].view(param.shape)
+    return views
+
+
+def _move(param: Parameter, view: torch.Tensor) -> None:
+    """Has the gradient live in its view. It does not when somebody has set it to None since, as zero_grad() does."""
+    grad = param.grad
+    if grad is view or grad is None or grad.is_sparse:
+        return
+    with torch.no_grad():
+        param.grad = view.copy_(grad)
 
 
 def _store(param: Parameter, grad: torch.Tensor, reduced: torch.Tensor) -> None:

@@ -93,6 +93,7 @@ def DistributedOptimizer(  # noqa: N802
     groups: Optional[Union[int, Sequence[Sequence[torch.Tensor]]]] = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    gradient_as_bucket_view: bool = False,
 ) -> Any:
     """Makes an optimizer step with the gradients of all ranks.
 
@@ -114,6 +115,10 @@ def DistributedOptimizer(  # noqa: N802
         groups: gradients are sent together: into how many groups of parameters to cut them, or lists of parameters.
         sparse_as_dense: sends sparse gradients as dense ones.
         process_set: the ranks that train together. On others the optimizer works as if it were not distributed.
+        gradient_as_bucket_view: gradients of contiguous CPU parameters live in memory that the other ranks of this host
+            reach (see empty_shared), as large as the parameters, so that nothing is copied for the allreduce. A gradient
+            that backward makes anew, as after zero_grad(), is moved there; with zero_grad(set_to_none=False) it
+            stays. Keep no reference to a gradient beyond a step: the next one writes into the same memory.
 
     Raises:
         ValueError: wrong names, groups or factors; called before init().
@@ -133,10 +138,14 @@ def DistributedOptimizer(  # noqa: N802
         allows_adasum=True,
     )
     adasum = options.op == Adasum
-    reducer: Any = (_adasum.DeltaReducer if adasum else GradientReducer)(
-        [param for group in optimizer.param_groups for param in group["params"]],
-        list(named_parameters or ()),
-        options,
+    if adasum and gradient_as_bucket_view:
+        raise ValueError("gradient_as_bucket_view: with op=Adasum steps are sent, not gradients; leave it out")
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    named = list(named_parameters or ())
+    reducer: Any = (
+        _adasum.DeltaReducer(params, named, options)
+        if adasum
+        else GradientReducer(params, named, options, gradient_as_bucket_view)
     )
     original = type(optimizer)
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}

@@ -23,6 +23,10 @@ struct ronde_endpoint {
   std::string blob;
 };
 
+struct ronde_memory {
+  std::shared_ptr<std::byte> memory;
+};
+
 // What a caller holds of an operation.
 struct ronde_handle {
   std::shared_ptr<Operation> operation;
@@ -202,6 +206,7 @@ ronde_error* ronde_endpoint_create(const ronde_config* config, ronde_endpoint** 
   endpoint.secret = made->secret;
   endpoint.generation = config->generation;
   endpoint.job_options = options->EncodeJob();
+  endpoint.heap_bytes = options->shared_bytes;
   endpoint.shared.ring_bytes = static_cast<std::uint64_t>(options->ring_bytes);
   endpoint.shared.shared_memory = options->transport == "auto";
   endpoint.shared.peer_timeout = options->peer_timeout;
@@ -320,6 +325,21 @@ const int64_t* ronde_handle_received_splits(const ronde_handle* handle, uint32_t
 
 void ronde_handle_free(ronde_handle* handle) {
   if (!InForkedChild()) delete handle;  // in a child its locks may be held by threads that are not there
+}
+
+ronde_error* ronde_allocate_shared(ronde_engine engine, size_t bytes, ronde_memory** memory) {
+  auto found = FindEngine(engine);
+  if (!found.ok()) return ToC(found.error());
+  auto made = found.value()->AllocateShared(bytes);
+  if (!made.ok()) return ToC(made.error());
+  *memory = new ronde_memory{std::move(made.value())};
+  return nullptr;
+}
+
+void* ronde_memory_data(const ronde_memory* memory) { return memory->memory.get(); }
+
+void ronde_memory_free(ronde_memory* memory) {
+  if (!InForkedChild()) delete memory;  // in a child it is not mapped, and the parent still uses it
 }
 
 ronde_error* ronde_process_set_ranks(ronde_engine engine, uint32_t process_set, int32_t* ranks, uint32_t capacity,

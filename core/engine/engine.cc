@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <thread>
@@ -30,6 +31,8 @@ constexpr double kCauseOfDeathSeconds = 0.3;
 constexpr double kBetterCauseSeconds = 0.5;
 // How long a leaving rank keeps its connections open for its neighbours' answers.
 constexpr double kGoodbyeSeconds = 1;
+// Of memory that AllocateShared gives: a cache line.
+constexpr std::size_t kMemoryAlign = 64;
 
 NegotiatorConfig MakeNegotiatorConfig(const Options& options, const Topology& topology) {
   Tree tree = BuildTree(topology.host_ids);
@@ -118,6 +121,19 @@ class EngineImpl final : public Engine {
     WaitMark mark(timeline_, operation);
     if (Drive(operation, deadline)) return true;
     return operation.Wait(deadline);
+  }
+
+  Expected<std::shared_ptr<std::byte>> AllocateShared(std::size_t bytes) const override {
+    auto heap = config_.segment ? config_.segment->heap() : nullptr;
+    if (heap == nullptr) {
+      const std::size_t rounded = std::max<std::size_t>(bytes, 1) + kMemoryAlign - 1;
+      void* memory = rounded < bytes ? nullptr : std::aligned_alloc(kMemoryAlign, rounded / kMemoryAlign * kMemoryAlign);
+      if (memory == nullptr) return Result(Code::kArgument, "no memory of " + std::to_string(bytes) + " bytes");
+      return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); });
+    }
+    auto memory = heap->Allocate(bytes);
+    if (!memory.ok()) return memory.error();
+    return std::shared_ptr<std::byte>(memory.value(), [heap](std::byte* data) { heap->Free(data); });
   }
 
   Expected<std::vector<int>> Members(SetId set) const override {

@@ -59,6 +59,9 @@ class Engine {
   virtual Result Submit(std::shared_ptr<Operation> operation) = 0;
   // Waits for a submitted operation and counts as "blocked in it" for stall reports. False: the deadline passed.
   virtual bool Wait(Operation& operation, Deadline deadline) = 0;
+  // Memory that the ranks of this host reach without copies, ordinary memory where they share none. At least 64-byte
+  // aligned; may outlive the engine. Any thread.
+  virtual Expected<std::shared_ptr<std::byte>> AllocateShared(std::size_t bytes) const = 0;
   // Members of a live process set, ascending; an error when there is none of this id.
   virtual Expected<std::vector<int>> Members(SetId set) const = 0;
   // Starts to write what this rank does to a file, and ends it. An error when a timeline is open already or the file

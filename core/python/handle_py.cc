@@ -24,13 +24,13 @@ const char* DTypeName(std::int32_t number, std::int32_t* size) {
   throw Failure(kInternal, "the core gave an output of the unknown dtype " + std::to_string(number));
 }
 
-// Memory of an output that the core allocated. Shares the ownership of the handle that owns it.
+// Memory that the core allocated, as a tensor. Shares the ownership of the object that owns it.
 class Buffer {
  public:
-  Buffer(std::shared_ptr<ronde_handle> handle, const ronde_output& output)
-      : handle_(std::move(handle)), data_(output.data), shape_(output.shape, output.shape + output.ndim) {
+  Buffer(std::shared_ptr<void> owner, void* data, std::int32_t dtype, std::vector<std::int64_t> shape)
+      : owner_(std::move(owner)), data_(data), shape_(std::move(shape)) {
     std::int32_t item_size = 0;
-    dtype_ = DTypeName(output.dtype, &item_size);
+    dtype_ = DTypeName(dtype, &item_size);
     num_bytes_ = item_size;
     for (std::int64_t dimension : shape_) num_bytes_ *= dimension;
   }
@@ -43,7 +43,7 @@ class Buffer {
   }
 
  private:
-  std::shared_ptr<ronde_handle> handle_;
+  std::shared_ptr<void> owner_;
   void* data_;
   std::vector<std::int64_t> shape_;
   const char* dtype_ = nullptr;
@@ -56,7 +56,23 @@ Buffer Output(const Handle& handle, std::uint32_t index) {
   if (!ronde_handle_output(handle.get().get(), index, &output)) {
     throw Failure(kArgument, handle.what() + " has no output " + std::to_string(index));
   }
-  return {handle.get(), output};
+  return {handle.get(), output.data, output.dtype, {output.shape, output.shape + output.ndim}};
+}
+
+Buffer AllocateShared(std::int32_t dtype, const std::vector<std::int64_t>& shape) {
+  std::int32_t item_size = 0;
+  if (!DTypeName(dtype, &item_size)) throw Failure(kArgument, "there is no element type " + std::to_string(dtype));
+  std::int64_t bytes = item_size;
+  for (std::int64_t dimension : shape) {
+    if (dimension < 0 || __builtin_mul_overflow(bytes, dimension, &bytes)) {
+      throw Failure(kArgument, "empty_shared: a dimension is negative or the tensor is too large");
+    }
+  }
+  ronde_memory* made = nullptr;
+  Check(WithoutGil([&] { return ronde_allocate_shared(0, static_cast<std::size_t>(bytes), &made); }));
+  std::shared_ptr<ronde_memory> memory(made, ronde_memory_free);
+  void* data = ronde_memory_data(made);
+  return {std::move(memory), data, dtype, shape};
 }
 
 std::vector<std::int64_t> ReceivedSplits(const Handle& handle, std::uint32_t index) {
@@ -148,12 +164,13 @@ void Parked::SweepAll() {
 
 void BindHandle(py::module_& module, Parked* parked) {
   py::class_<Buffer>(module, "Buffer", py::buffer_protocol(),
-                     "Memory of an output that the core allocated: flat bytes, writable. Keeps its memory alive.")
+                     "Memory that the core allocated: flat bytes, writable. Keeps its memory alive.")
       .def_buffer(&Buffer::Info)
       .def_property_readonly("shape", &Buffer::shape)
       .def_property_readonly("dtype", &Buffer::dtype)
       .def_property_readonly("nbytes", &Buffer::num_bytes)
       .def_property_readonly("address", &Buffer::address);
+  module.def("allocate_shared", &AllocateShared, py::arg("dtype"), py::arg("shape"));
   py::class_<Handle>(module, "Handle", "A submitted operation.")
       .def("poll", &Handle::Poll, "Whether the operation has ended (well or not).")
       .def("wait", &Handle::Wait, py::arg("timeout") = py::none(),

@@ -22,7 +22,7 @@ _LATER = dict.fromkeys(
         "grouped_allreduce_async grouped_allreduce_async_ allgather allgather_async grouped_allgather "
         "grouped_allgather_async broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async "
         "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll "
-        "synchronize broadcast_object allgather_object Compression"
+        "synchronize broadcast_object allgather_object Compression empty_shared"
     ).split(),
     "ronde._numpy",
 )

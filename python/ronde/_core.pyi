@@ -27,12 +27,15 @@ class TimeoutError(RondeError, builtins.TimeoutError): ...
 class NotInitializedError(RondeError, ValueError): ...
 
 class Buffer:
-    """Memory of an output that the core allocated: the buffer protocol, flat bytes, writable. Keeps its memory alive."""
+    """Memory that the core allocated: the buffer protocol, flat bytes, writable. Keeps its memory alive."""
 
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     address: int
+
+def allocate_shared(dtype: int, shape: Sequence[int]) -> Buffer:
+    """Memory that the ranks of this host reach without copies; ordinary memory where they share none."""
 
 class Handle:
     def poll(self) -> bool:

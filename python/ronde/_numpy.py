@@ -1,7 +1,7 @@
 """The collectives on NumPy arrays, and on whatever shares memory with them: DLPack (CPU) and the buffer protocol."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -81,7 +81,8 @@ def _dtype(name: str) -> "np.dtype[Any]":
     return np.dtype(name)
 
 
-_api = make_api(NumpyFrontend())
+_frontend = NumpyFrontend()
+_api = make_api(_frontend)
 Compression = _api.compression
 
 allreduce = _api.allreduce
@@ -112,3 +113,22 @@ poll = _api.poll
 synchronize = _api.synchronize
 broadcast_object = _api.broadcast_object
 allgather_object = _api.allgather_object
+
+
+def empty_shared(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> Array:
+    """An array in memory that the other ranks of this host reach: collectives need not copy it.
+
+    Worth it from some 64 KiB on, for arrays that are used again and again: an allreduce in place is about twice as fast.
+    While an operation runs other ranks write into its array; afterwards it is an array like any other. Where ranks
+    share no memory (one rank, RONDE_TRANSPORT=tcp) it is ordinary memory.
+
+    Args:
+        shape: of the array. Its elements are not set.
+        dtype: of the elements.
+
+    Raises:
+        ValueError: before init(); the rank's shared memory (RONDE_SHARED_BYTES) or the host's memory is used up.
+    """
+    kind = np.dtype(dtype)
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    return _frontend.wrap(_core.allocate_shared(dtype_number(kind.name, kind), sizes))

@@ -52,6 +52,7 @@ OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "named": lambda model: {"named_parameters": model.named_parameters()},
     "two groups": lambda model: {"groups": 2, "named_parameters": model.named_parameters()},
     "one group": lambda model: {"groups": [[model[0].weight, model[2].bias]]},
+    "views": lambda model: {"gradient_as_bucket_view": True},
     "predivide": lambda model: {"gradient_predivide_factor": 4.0},
 }
 

@@ -108,6 +108,14 @@ typedef struct ronde_topology {
 } ronde_topology;
 RONDE_API ronde_error* ronde_get_topology(ronde_engine engine, ronde_topology* topology);
 
+/* ---- Memory that the ranks of this host reach without copies ---- */
+typedef struct ronde_memory ronde_memory;
+/* At least 64-byte aligned, not zeroed. Where the ranks share no memory it is ordinary memory; an argument error when
+ * RONDE_SHARED_BYTES or the host has no more. It may outlive the engine. */
+RONDE_API ronde_error* ronde_allocate_shared(ronde_engine engine, size_t bytes, ronde_memory** memory);
+RONDE_API void* ronde_memory_data(const ronde_memory* memory);
+RONDE_API void ronde_memory_free(ronde_memory* memory);
+
 /* ---- Operations ---- */
 typedef struct ronde_tensor {
   const char* name;  /* of a group's member; NULL: derived from the request's name */

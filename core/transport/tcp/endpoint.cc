@@ -28,6 +28,12 @@ namespace {
 
 constexpr std::size_t kNoteLimit = 4096;
 
+std::size_t HeapBytes(std::int64_t wanted, std::size_t local_ranks) {
+  if (wanted >= 0) return static_cast<std::size_t>(wanted);
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page) / local_ranks : 0;
+}
+
 // CPUs that this process may keep busy: its affinity, and the quotas of its control group and those above.
 double AvailableCpus() {
   cpu_set_t cores;
@@ -166,9 +172,15 @@ class EndpointImpl final : public Endpoint {
     ShmConfig shm;
     shm.rank = rank();
     shm.ring_bytes = config.shared.ring_bytes;
+    shm.heap_bytes = HeapBytes(config.heap_bytes, local.size());
     shm.spin = MaySpin(local.size());
     shm.name = Hex(RandomBytes(8));
     auto part = CreateShmPart(shm);
+    if (!part.ok() && shm.heap_bytes > 0) {  // address space may be short
+      shm.heap_bytes = 0;
+      part = CreateShmPart(shm);
+      if (part.ok()) meeting_->log.Debug("no heap of shared memory on this rank: hvd.empty_shared gives ordinary memory");
+    }
     std::string note = part.ok() ? "" : part.error().message();
     return local.front() == rank() ? Lead(local, sockets, part, note, deadline)
                                    : Follow(local, sockets.at(tree.parent[rank()]), part, note, deadline);

@@ -1,0 +1,186 @@
+"""Tensors in memory that the ranks of a host reach, and gradients that live there."""
+
+import gc
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ronde  # noqa: E402
+import ronde.torch as hvd  # noqa: E402
+
+LARGE = 100_003  # more than one chunk of float32, and no multiple of anything
+
+
+def values(rank: int, count: int, dtype: Any = torch.float32) -> Any:
+    return ((torch.arange(count) * 31 + rank * 1009) % 251).to(dtype)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8]
+)
+def test_results_are_those_of_ordinary_tensors(dtype: Any) -> None:
+    tensor = hvd.empty_shared(LARGE, dtype=dtype)
+    tensor.copy_(values(hvd.rank(), LARGE, dtype))
+    ordinary = tensor.clone()
+    for op in (hvd.Sum, hvd.Max):
+        assert hvd.allreduce_(tensor, op=op) is tensor
+        hvd.allreduce_(ordinary, op=op)
+        assert torch.equal(tensor, ordinary)
+    tensor.copy_(values(hvd.rank(), LARGE, dtype))
+    assert torch.equal(hvd.allgather(tensor), torch.cat([values(r, LARGE, dtype) for r in range(3)]))
+    hvd.broadcast_(tensor, 2)
+    assert torch.equal(tensor, values(2, LARGE, dtype))
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_may_have_ordinary_memory() -> None:
+    count = LARGE
+    tensors = [
+        hvd.empty_shared(count) if (hvd.rank() + i) % 2 else torch.empty(count)  # by turns
+        for i in range(4)
+    ]
+    for i, tensor in enumerate(tensors):
+        tensor.copy_(values(hvd.rank() + 10 * i, count))
+    hvd.grouped_allreduce_(tensors, op=hvd.Sum)
+    for i, tensor in enumerate(tensors):
+        assert torch.equal(tensor, values(10 * i, count) + values(1 + 10 * i, count))
+
+
+@pytest.mark.ranks(2)
+def test_shapes() -> None:
+    assert hvd.empty_shared(2, 3).shape == (2, 3)
+    assert hvd.empty_shared((4, 5), dtype=torch.int64).shape == (4, 5)
+    assert hvd.empty_shared([0, 7]).shape == (0, 7)
+    assert hvd.empty_shared().shape == ()
+    assert ronde.empty_shared((2, 2), np.float64).dtype == np.float64
+    assert ronde.empty_shared(5).shape == (5,)
+    with pytest.raises(ValueError, match="negative"):
+        hvd.empty_shared(-1)
+    with pytest.raises(TypeError, match="complex32"):
+        hvd.empty_shared(3, dtype=torch.complex32)
+
+
+@pytest.mark.ranks(2)
+def test_more_than_there_is_names_the_option() -> None:
+    with pytest.raises(ValueError, match="RONDE_SHARED_BYTES"):
+        hvd.empty_shared(1 << 50, dtype=torch.uint8)
+
+
+@pytest.mark.ranks(2)
+def test_memory_is_used_again() -> None:
+    seen = set()
+    for _ in range(8):
+        tensor = hvd.empty_shared(1 << 20, dtype=torch.uint8)
+        seen.add(tensor.data_ptr())
+        del tensor
+        gc.collect()
+    assert len(seen) == 1
+
+
+@pytest.mark.ranks(2)
+def test_nothing_is_packed() -> None:
+    def pack_share(tensor: Any) -> float:
+        tensor.zero_()
+        hvd.allreduce_(tensor)
+        before = hvd.metrics()["seconds"]
+        for _ in range(5):
+            hvd.allreduce_(tensor)
+        after = hvd.metrics()["seconds"]
+        return (after["pack"] - before["pack"]) / (after["reduce"] - before["reduce"])
+
+    assert pack_share(hvd.empty_shared(4 << 20)) < 0.1 < pack_share(torch.empty(4 << 20))
+
+
+@pytest.mark.ranks(2, init=False)
+def test_it_outlives_the_engine() -> None:
+    hvd.init()
+    tensor = hvd.empty_shared(LARGE)
+    tensor.copy_(values(hvd.rank(), LARGE))
+    hvd.shutdown()
+    gc.collect()
+    hvd.init()
+    assert torch.equal(tensor, values(hvd.rank(), LARGE))
+    hvd.allreduce_(tensor, op=hvd.Sum)
+    assert torch.equal(tensor, values(0, LARGE) + values(1, LARGE))
+    hvd.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_leaves_it_alone() -> None:
+    tensor = hvd.empty_shared(LARGE)
+    tensor.copy_(values(hvd.rank(), LARGE))
+    child = os.fork()
+    if child == 0:
+        del tensor
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(tensor, values(hvd.rank(), LARGE))
+    other = hvd.empty_shared(LARGE)
+    assert other.data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.ranks(2)
+def test_errors_leave_it_usable() -> None:
+    tensor = hvd.empty_shared(LARGE)
+    tensor.copy_(values(hvd.rank(), LARGE))
+    with pytest.raises(hvd.MismatchError):
+        hvd.allreduce_(tensor[: LARGE - hvd.rank()], op=hvd.Sum, name="differs")
+    assert torch.equal(tensor, values(hvd.rank(), LARGE))
+    hvd.allreduce_(tensor, op=hvd.Sum)
+    assert torch.equal(tensor, values(0, LARGE) + values(1, LARGE))
+
+
+@pytest.mark.ranks(2)
+def test_numpy_arrays() -> None:
+    array = ronde.empty_shared(LARGE, np.float32)
+    array[:] = values(ronde.rank(), LARGE).numpy()
+    ronde.allreduce_(array, op=ronde.Sum)
+    np.testing.assert_array_equal(array, (values(0, LARGE) + values(1, LARGE)).numpy())
+
+
+@pytest.mark.ranks(2, env={"RONDE_SHARED_BYTES": "0"})
+def test_without_a_heap_it_is_ordinary_memory() -> None:
+    tensor = hvd.empty_shared(LARGE)
+    tensor.copy_(values(hvd.rank(), LARGE))
+    hvd.allreduce_(tensor, op=hvd.Sum)
+    assert torch.equal(tensor, values(0, LARGE) + values(1, LARGE))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_live_there(to_none: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 600), torch.nn.ReLU(), torch.nn.Linear(600, 64))
+    reference = torch.nn.Sequential(torch.nn.Linear(64, 600), torch.nn.ReLU(), torch.nn.Linear(600, 64))
+    reference.load_state_dict(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), gradient_as_bucket_view=True
+    )
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    places: list[set[int]] = [set() for _ in model.parameters()]
+    for step in range(4):
+        inputs = [values(r + 10 * step, 8 * 64).view(8, 64) / 251 for r in range(2)]
+        optimizer.zero_grad(set_to_none=to_none)
+        model(inputs[hvd.rank()]).square().mean().backward()
+        optimizer.step()
+        plain.zero_grad()
+        (sum(reference(each).square().mean() for each in inputs) / 2).backward()
+        plain.step()
+        for place, param in zip(places, model.parameters()):
+            place.add(param.grad.data_ptr())
+    assert all(len(place) == 1 for place in places)
+    for got, wanted in zip(model.parameters(), reference.parameters()):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.ranks(2)
+def test_adasum_has_no_gradients_to_keep_there() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1)
+    with pytest.raises(ValueError, match="gradient_as_bucket_view"):
+        hvd.DistributedOptimizer(optimizer, op=hvd.Adasum, gradient_as_bucket_view=True)
