@@ -127,7 +127,8 @@ class EngineImpl final : public Engine {
     auto heap = config_.segment ? config_.segment->heap() : nullptr;
     if (heap == nullptr) {
       const std::size_t rounded = std::max<std::size_t>(bytes, 1) + kMemoryAlign - 1;
-      void* memory = rounded < bytes ? nullptr : std::aligned_alloc(kMemoryAlign, rounded / kMemoryAlign * kMemoryAlign);
+      void* memory =
+          rounded < bytes ? nullptr : std::aligned_alloc(kMemoryAlign, rounded / kMemoryAlign * kMemoryAlign);
       if (memory == nullptr) return Result(Code::kArgument, "no memory of " + std::to_string(bytes) + " bytes");
       return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); });
     }

@@ -179,7 +179,8 @@ class EndpointImpl final : public Endpoint {
     if (!part.ok() && shm.heap_bytes > 0) {  // address space may be short
       shm.heap_bytes = 0;
       part = CreateShmPart(shm);
-      if (part.ok()) meeting_->log.Debug("no heap of shared memory on this rank: hvd.empty_shared gives ordinary memory");
+      if (part.ok())
+        meeting_->log.Debug("no heap of shared memory on this rank: hvd.empty_shared gives ordinary memory");
     }
     std::string note = part.ok() ? "" : part.error().message();
     return local.front() == rank() ? Lead(local, sockets, part, note, deadline)
