@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -184,3 +186,22 @@ def test_adasum_has_no_gradients_to_keep_there() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1)
     with pytest.raises(ValueError, match="gradient_as_bucket_view"):
         hvd.DistributedOptimizer(optimizer, op=hvd.Adasum, gradient_as_bucket_view=True)
+
+
+def test_a_limit_of_address_space_costs_the_heap_only(tmp_path: Any) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "import numpy as np, ronde as hvd\n"
+        "hvd.init()\n"
+        "array = hvd.empty_shared(100000)\n"
+        "array[:] = hvd.rank() + 1\n"
+        "hvd.allreduce_(array, op=hvd.Sum)\n"
+        "assert (array == 3).all()\n"
+        "hvd.shutdown()\n"
+    )
+    command = [sys.executable, "-m", "ronde.launcher", "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "no shared memory" not in done.stderr, done.stderr

@@ -1,4 +1,5 @@
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,6 +31,9 @@ constexpr std::size_t kNoteLimit = 4096;
 
 std::size_t HeapBytes(std::int64_t wanted, std::size_t local_ranks) {
   if (wanted >= 0) return static_cast<std::size_t>(wanted);
+  // Every rank maps the heaps of all: where address space is limited they might not fit, and with them the rings.
+  struct rlimit space{};
+  if (getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur != RLIM_INFINITY) return 0;
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page) / local_ranks : 0;
 }
