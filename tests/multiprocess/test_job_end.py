@@ -80,7 +80,9 @@ def test_no_process_outlives_the_launcher(number: signal.Signals, tmp_path: Path
         f"open({str(tmp_path)!r} + '/' + os.environ['RONDE_RANK'], 'w').write(f'{{os.getpid()}} {{child.pid}} ')\n"
         "time.sleep(1000)"
     )
-    launcher = subprocess.Popen([*RONDERUN, "-np", "2", *python(code)], stderr=subprocess.DEVNULL)
+    # These tests may run under nohup, whose launcher would rightly ignore a hangup.
+    command = ["env", "--default-signal=HUP", *RONDERUN, "-np", "2", *python(code)]
+    launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         pids = pids_in(tmp_path, 2)
         assert all(lives(pid) for pid in pids)
