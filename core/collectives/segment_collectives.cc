@@ -1,7 +1,6 @@
 #include "collectives/segment_collectives.h"
 
 #include <algorithm>
-#include <array>
 
 #include "collectives/segment_steps.h"
 
@@ -26,49 +25,90 @@ Result AllreduceOnePhase(const SegmentCall& call, const math::ReduceSpec& spec, 
   return steps.Finish(1);
 }
 
-Result AllreduceTwoPhase(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data) {
-  SegmentSteps steps(call);
-  const int me = steps.me();
-  const int members = steps.group().size();
-  const std::size_t chunk_bytes = call.slots.chunk_bytes();
-  const std::uint64_t chunks = ChunksOf(data.bytes(), chunk_bytes);
-  auto start = [&](std::uint64_t k) { return static_cast<std::size_t>(k) * chunk_bytes; };
-  auto share = [&](std::uint64_t k, int m) {
-    return ShareOf(std::min(data.bytes() - start(k), chunk_bytes), m, members);
-  };
-  std::array<bool, 2 * kAhead + 1> lent{};  // by this rank, of the chunks in work
-  for (std::uint64_t i = 0; i < chunks + 2 * kAhead; ++i) {
-    if (i < chunks) {  // pack what others reduce
-      RONDE_RETURN_IF_ERROR(steps.Acquire(i));
-      lent[i % lent.size()] = steps.Lend(i, data, start(i), start(i) + chunk_bytes, /*results=*/true);
-      for (int m = 0; m < members && !lent[i % lent.size()]; ++m) {
-        Share s = share(i, m);
-        if (m != me) SegmentSteps::Pack(data, start(i) + s.begin, start(i) + s.end, steps.Slot(i) + s.begin);
-      }
-      steps.Publish(Segment::kPacked, i);
+// Reduce-scatter and all-gather, chunk by chunk in a pipeline: a chunk is given to the others, one iteration later its
+// own share is reduced, one more iteration later the others' shares are taken.
+//
+// A chunk that all members lend (a quiet one) moves nothing but the shares that are reduced in place, so nobody waits
+// for its other stages, and the counters, each a cache line that travels between cores, are published for several such
+// chunks at once. Nobody waits in a circle for what is held back: it is less than a third of the slots, and what a rank
+// that packs would wait for is published at once.
+class TwoPhaseAllreduce {
+ public:
+  TwoPhaseAllreduce(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data)
+      : steps_(call),
+        spec_(spec),
+        data_(data),
+        chunk_bytes_(call.slots.chunk_bytes()),
+        chunks_(ChunksOf(data.bytes(), chunk_bytes_)),
+        together_(std::clamp<std::uint64_t>(call.slots.slots() / 3, 1, kQuietTogether)),
+        lent_(chunks_),
+        quiet_(chunks_) {}
+
+  Result Run() {
+    for (std::uint64_t i = 0; i < chunks_ + 2 * kAhead; ++i) {
+      if (i < chunks_ && i == given_) RONDE_RETURN_IF_ERROR(Give());
+      if (i >= kAhead && i - kAhead < chunks_) RONDE_RETURN_IF_ERROR(ReduceShare(i - kAhead));
+      if (i >= 2 * kAhead) RONDE_RETURN_IF_ERROR(Take(i - 2 * kAhead));
     }
-    if (i >= kAhead && i - kAhead < chunks) {  // reduce the own share
-      std::uint64_t k = i - kAhead;
-      RONDE_RETURN_IF_ERROR(steps.AwaitOthers(Segment::kPacked, k));
-      Share s = share(k, me);
-      RONDE_RETURN_IF_ERROR(steps.ViewAll(k));
-      std::byte* also = lent[k % lent.size()] ? nullptr : steps.Slot(k) + s.begin;
-      RONDE_RETURN_IF_ERROR(steps.Reduce(spec, s.begin, data, start(k) + s.begin, start(k) + s.end, also));
-      steps.Publish(Segment::kReduced, k);
-    }
-    if (i >= 2 * kAhead) {  // take the others' results
-      std::uint64_t k = i - 2 * kAhead;
-      for (int j = 1; j < members && !lent[k % lent.size()]; ++j) {  // into lent memory they have written them
-        int m = (me + j) % members;
-        RONDE_RETURN_IF_ERROR(steps.Await(m, Segment::kReduced, k));
-        Share s = share(k, m);
-        RONDE_RETURN_IF_ERROR(steps.Unpack(m, k, s.begin, data, start(k) + s.begin, start(k) + s.end));
-      }
-      steps.Publish(Segment::kConsumed, k);
-    }
+    return steps_.Finish(chunks_);
   }
-  return steps.Finish(chunks);
-}
+
+ private:
+  static constexpr std::uint64_t kQuietTogether = 4;
+
+  std::size_t Start(std::uint64_t chunk) const { return static_cast<std::size_t>(chunk) * chunk_bytes_; }
+  Share ShareIn(std::uint64_t chunk, int member) const {
+    return ShareOf(std::min(data_.bytes() - Start(chunk), chunk_bytes_), member, steps_.group().size());
+  }
+  // The next chunk; as long as they can be lent, the following ones too.
+  Result Give() {
+    const std::uint64_t end = std::min(given_ + together_, chunks_);
+    do {
+      const std::uint64_t k = given_++;
+      RONDE_RETURN_IF_ERROR(steps_.Acquire(k));
+      lent_[k] = steps_.Lend(k, data_, Start(k), Start(k) + chunk_bytes_, /*results=*/true);
+      for (int m = 0; m < steps_.group().size() && !lent_[k]; ++m) {  // what others reduce
+        Share s = ShareIn(k, m);
+        if (m != steps_.me()) {
+          SegmentSteps::Pack(data_, Start(k) + s.begin, Start(k) + s.end, steps_.Slot(k) + s.begin);
+        }
+      }
+    } while (given_ < end && lent_[given_ - 1]);
+    steps_.Publish(Segment::kPacked, given_ - 1);
+    return Ok();
+  }
+  Result ReduceShare(std::uint64_t k) {
+    RONDE_RETURN_IF_ERROR(steps_.AwaitOthers(Segment::kPacked, k));
+    RONDE_RETURN_IF_ERROR(steps_.ViewAll(k));
+    quiet_[k] = lent_[k] && steps_.AllOthersLent();
+    Share s = ShareIn(k, steps_.me());
+    std::byte* also = lent_[k] ? nullptr : steps_.Slot(k) + s.begin;
+    RONDE_RETURN_IF_ERROR(steps_.Reduce(spec_, s.begin, data_, Start(k) + s.begin, Start(k) + s.end, also));
+    if (!quiet_[k]) steps_.Publish(Segment::kReduced, k);
+    return Ok();
+  }
+  Result Take(std::uint64_t k) {
+    const int members = steps_.group().size();
+    for (int j = 1; j < members && !lent_[k]; ++j) {  // into lent memory they have written them
+      int m = (steps_.me() + j) % members;
+      RONDE_RETURN_IF_ERROR(steps_.Await(m, Segment::kReduced, k));
+      Share s = ShareIn(k, m);
+      RONDE_RETURN_IF_ERROR(steps_.Unpack(m, k, s.begin, data_, Start(k) + s.begin, Start(k) + s.end));
+    }
+    if (!quiet_[k] || (k + 1) % together_ == 0) steps_.Publish(Segment::kConsumed, k);
+    return Ok();
+  }
+
+  SegmentSteps steps_;
+  const math::ReduceSpec& spec_;
+  const Stream& data_;
+  const std::size_t chunk_bytes_;
+  const std::uint64_t chunks_;
+  const std::uint64_t together_;  // quiet chunks for which counters are published at once
+  std::uint64_t given_ = 0;       // chunks packed or lent
+  std::vector<bool> lent_;        // by this rank
+  std::vector<bool> quiet_;       // by all
+};
 
 // Of a chunk, one piece for each member's shard.
 std::size_t PieceBytes(std::size_t chunk_bytes, int members) {
@@ -82,7 +122,7 @@ std::uint64_t ReducescatterChunks(std::size_t largest_shard, std::size_t chunk_b
 
 Result Allreduce(const SegmentCall& call, const math::ReduceSpec& spec, const Stream& data) {
   return OnePhase(data.bytes(), call.slots.chunk_bytes()) ? AllreduceOnePhase(call, spec, data)
-                                                          : AllreduceTwoPhase(call, spec, data);
+                                                          : TwoPhaseAllreduce(call, spec, data).Run();
 }
 
 Result Broadcast(const SegmentCall& call, int root_member, const Stream& data) {

@@ -177,6 +177,13 @@ class SegmentSteps {
     }
     return Ok();
   }
+  // Of the chunk viewed last.
+  bool AllOthersLent() const {
+    for (int m = 0; m < group().size(); ++m) {
+      if (m != me() && !views_[m].lent()) return false;
+    }
+    return true;
+  }
   // Reduces [begin, end) of all members' data (of the chunk viewed last) into the own output, into what members have
   // lent, and into the own slot if some member will look for it there: `also` is null if this rank has lent the chunk.
   // A neighbour's bytes for `begin` are its chunk's from `at` on.
