@@ -84,20 +84,6 @@ def test_memory_is_used_again() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.ranks(2)
-def test_nothing_is_packed() -> None:
-    def pack_share(tensor: Any) -> float:
-        tensor.zero_()
-        hvd.allreduce_(tensor)
-        before = hvd.metrics()["seconds"]
-        for _ in range(5):
-            hvd.allreduce_(tensor)
-        after = hvd.metrics()["seconds"]
-        return (after["pack"] - before["pack"]) / (after["reduce"] - before["reduce"])
-
-    assert pack_share(hvd.empty_shared(4 << 20)) < 0.1 < pack_share(torch.empty(4 << 20))
-
-
 @pytest.mark.ranks(2, init=False)
 def test_it_outlives_the_engine() -> None:
     hvd.init()
