@@ -203,9 +203,7 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks(result["sizes"][::2], [size_name(size) for size in result["sizes"][::2]], fontsize=8)
         axis.set_title(f"allreduce of float32, {one['np']} ranks")
-        axis.grid(alpha=0.3)
     axes[0].set_ylabel("bus bandwidth, GB/s")
-    axes[0].legend(fontsize=8)
 
 
 def main() -> None:

@@ -66,8 +66,6 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
     axis.set_xlabel("fusion threshold")
     axis.set_ylabel("times as fast as without fusion")
     axis.set_title(f"tensors submitted together, {result['np']} ranks")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
 
 
 def main() -> None:

@@ -99,8 +99,6 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
     axis.set_xlabel("tensors submitted together")
     axis.set_ylabel("us per request")
     axis.set_title("allreduce of one float each")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
 
 
 def main() -> None:

@@ -125,8 +125,6 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
     axis.set_xlabel("ranks")
     axis.set_ylabel("ms")
     axis.set_title(f"the sum of {report.size_name(result['bytes'])} a rank: allreduce and parameter server")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
 
 
 def main() -> None:

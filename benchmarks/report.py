@@ -178,7 +178,7 @@ def finish(arguments: argparse.Namespace, result: dict[str, Any], print_result: 
 
 
 def save_plot(file: str, result: dict[str, Any], draw: Any) -> None:
-    """`draw(figure, result)` on a figure whose foot says where the numbers come from."""
+    """`draw(figure, result)` on a figure that gets a grid, a legend, and a foot that says where the numbers come from."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -186,6 +186,10 @@ def save_plot(file: str, result: dict[str, Any], draw: Any) -> None:
 
     figure = Figure(figsize=(9, 4.5), dpi=90, layout="constrained")
     draw(figure, result)
+    for axis in figure.axes:
+        axis.grid(alpha=0.3)
+    if figure.axes[0].get_legend_handles_labels()[0]:
+        figure.axes[0].legend(fontsize=8)
     info = result["machine"]
     figure.supxlabel(f"ronde {result['ronde']}, one host, {info['cores']} cores of {info['cpu']}", fontsize=8)
     Path(file).parent.mkdir(parents=True, exist_ok=True)

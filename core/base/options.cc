@@ -84,6 +84,10 @@ Expected<Options> Options::From(const Lookup& lookup) {
   RONDE_RETURN_IF_ERROR(read(#NAME, &options.member));
 #include "base/options.def"
 #undef RONDE_OPTION
+  if (options.shared_bytes < -1) {
+    return Result(Code::kArgument, "RONDE_SHARED_BYTES is " + std::to_string(options.shared_bytes) +
+                                       "; it must be -1 (as much as the host has) or not negative");
+  }
   if (options.chunk_bytes < 1024 || options.ring_bytes < 8 * options.chunk_bytes) {
     return Result(Code::kArgument, "RONDE_CHUNK_BYTES must be at least 1024 and RONDE_RING_BYTES at least 8 chunks");
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collectives/adasum_shard.h"
+#include "collectives/segment_steps.h"
 
 namespace ronde {
 namespace {
@@ -67,55 +68,43 @@ std::size_t PieceBytes(std::size_t chunk_bytes, int members) {
 // The chunks of one pass: in each, member m's slot has a piece of every other member's shard.
 class Pass {
  public:
-  Pass(const SegmentCall& call, std::uint64_t first, const std::vector<Stream>& shards, std::size_t piece)
-      : call_(call),
-        first_(first),
-        shards_(shards),
-        piece_(piece),
-        readers_(std::make_shared<const std::vector<int>>(call.group.members)) {}
+  Pass(const SegmentCall& call, const std::vector<Stream>& shards, std::size_t piece)
+      : call_(call), steps_(call_), shards_(shards), piece_(piece) {}
+  Pass(const Pass&) = delete;
 
   std::size_t begin(std::uint64_t chunk) const { return static_cast<std::size_t>(chunk) * piece_; }
   // Where the slot of `member` has its piece of shard `owner`.
   std::byte* At(int member, std::uint64_t chunk, int owner) const {
-    return call_.slots.Slot(call_.group.members[member], first_ + chunk) + static_cast<std::size_t>(owner) * piece_;
+    return call_.slots.Slot(call_.group.members[member], call_.first_chunk + chunk) + Offset(owner);
   }
   Result Pack(std::uint64_t chunk) {
-    RONDE_RETURN_IF_ERROR(call_.slots.Acquire(first_ + chunk, readers_, Limit()));
-    for (int m = 0; m < call_.group.size(); ++m) {
-      if (m == call_.group.me) continue;
-      shards_[m].ForRange(begin(chunk), begin(chunk) + piece_, [&](const Piece& piece, std::size_t offset) {
-        if (piece.input != nullptr) math::Copy(At(call_.group.me, chunk, m) + offset, piece.input, piece.bytes);
-      });
+    RONDE_RETURN_IF_ERROR(steps_.Acquire(chunk));
+    for (int m = 0; m < steps_.group().size(); ++m) {
+      if (m == steps_.me()) continue;
+      SegmentSteps::Pack(shards_[m], begin(chunk), begin(chunk) + piece_, steps_.Slot(chunk) + Offset(m));
     }
-    Publish(Segment::kPacked, chunk);
+    steps_.Publish(Segment::kPacked, chunk);
+    return Ok();
+  }
+  // What follows is arithmetic on the chunk.
+  Result AwaitPacked(std::uint64_t chunk) {
+    RONDE_RETURN_IF_ERROR(steps_.AwaitOthers(Segment::kPacked, chunk));
+    steps_.Doing(Phase::kReduce);
     return Ok();
   }
   Result Unpack(int member, std::uint64_t chunk) {
-    RONDE_RETURN_IF_ERROR(Await(member, Segment::kReduced, chunk));
-    shards_[member].ForRange(begin(chunk), begin(chunk) + piece_, [&](const Piece& piece, std::size_t offset) {
-      if (piece.output != nullptr) math::Copy(piece.output, At(member, chunk, member) + offset, piece.bytes);
-    });
-    return Ok();
+    RONDE_RETURN_IF_ERROR(steps_.Await(member, Segment::kReduced, chunk));
+    return steps_.Unpack(member, chunk, Offset(member), shards_[member], begin(chunk), begin(chunk) + piece_);
   }
-  void Publish(Segment::Stage stage, std::uint64_t chunk) { call_.segment.Publish(stage, first_ + chunk + 1); }
-  Result AwaitPacked(std::uint64_t chunk) {
-    for (int m = 0; m < call_.group.size(); ++m) {
-      if (m != call_.group.me) RONDE_RETURN_IF_ERROR(Await(m, Segment::kPacked, chunk));
-    }
-    return Ok();
-  }
+  void Publish(Segment::Stage stage, std::uint64_t chunk) { steps_.Publish(stage, chunk); }
 
  private:
-  Result Await(int member, Segment::Stage stage, std::uint64_t chunk) {
-    return call_.segment.Await(call_.group.members[member], stage, first_ + chunk + 1, Limit());
-  }
-  Deadline Limit() const { return call_.wait_seconds > 0 ? After(call_.wait_seconds) : Deadline::max(); }
+  std::size_t Offset(int owner) const { return static_cast<std::size_t>(owner) * piece_; }
 
-  const SegmentCall& call_;
-  std::uint64_t first_;
+  const SegmentCall call_;
+  SegmentSteps steps_;
   const std::vector<Stream>& shards_;
-  std::size_t piece_;
-  std::shared_ptr<const std::vector<int>> readers_;
+  const std::size_t piece_;
 };
 
 // Packing runs a chunk ahead of measuring.
@@ -188,13 +177,16 @@ Result Adasum(const SegmentCall& call, const math::ReduceSpec& spec, const std::
   Owner owner(group, spec, tensors, layout);
   const Numbers numbers = NumbersOf(layout, group.size(), owner.vectors(), chunk_bytes);
 
-  Pass first(call, call.first_chunk, shards, piece);
+  Pass first(call, shards, piece);
   RONDE_RETURN_IF_ERROR(MeasureShard(first, owner, group.me, numbers.pass));
   const Group all = Everybody(group);
-  const SegmentCall grams{call.segment, call.slots, call.first_chunk + numbers.pass, all, call.wait_seconds};
+  const SegmentCall grams{call.segment, call.slots,        call.first_chunk + numbers.pass,
+                          all,          call.wait_seconds, call.phases};
   RONDE_RETURN_IF_ERROR(AddGrams(grams, owner));
   owner.Solve();
-  Pass second(call, grams.first_chunk + numbers.grams, shards, piece);
+  SegmentCall last = call;
+  last.first_chunk = grams.first_chunk + numbers.grams;
+  Pass second(last, shards, piece);
   RONDE_RETURN_IF_ERROR(CombineShard(second, owner, group.me, group.size(), numbers.pass));
   return Ok();
 }
@@ -220,7 +212,7 @@ Result Adasum(const TransportCall& call, const math::ReduceSpec& spec, const std
   auto at = [&](int m) -> const std::byte* { return theirs[m].get(); };
   owner.Measure(0, shard, at);
   const Group all = Everybody(group);
-  RONDE_RETURN_IF_ERROR(AddGrams(TransportCall{call.transport, call.tag, all, call.wait_seconds}, owner));
+  RONDE_RETURN_IF_ERROR(AddGrams(TransportCall{call.transport, call.tag, all, call.wait_seconds, call.phases}, owner));
   owner.Solve();
 
   std::unique_ptr<std::byte[]> results(new std::byte[shard]);

@@ -137,6 +137,8 @@ class SegmentSteps {
   void Bring(std::uint64_t chunk, const Stream& stream, std::size_t begin, std::size_t end) {
     if (!Lend(chunk, stream, begin, end, /*results=*/false)) Pack(stream, begin, end, Slot(chunk));
   }
+  // What the time from now to the next Publish or wait goes into, where it is not copying.
+  void Doing(Phase phase) { doing_ = phase; }
   // Copies [begin, end) of the inputs to `to`.
   static void Pack(const Stream& stream, std::size_t begin, std::size_t end, std::byte* to) {
     stream.ForRange(begin, end, [&](const Piece& piece, std::size_t offset) {

@@ -113,11 +113,15 @@ std::vector<std::int32_t> ProcessSetRanks(std::uint32_t process_set) {
 
 // Groups become dictionaries; nanoseconds become seconds.
 py::dict Metrics() {
-  std::vector<ronde_metric> rows(128);
+  std::vector<ronde_metric> rows;
   std::uint32_t count = 0;
-  Check(WithoutGil(
-      [&] { return ronde_get_metrics(kDefaultEngine, rows.data(), static_cast<std::uint32_t>(rows.size()), &count); }));
-  rows.resize(std::min<std::size_t>(count, rows.size()));
+  do {  // asks how many there are, then for them
+    rows.resize(count);
+    Check(WithoutGil([&] {
+      return ronde_get_metrics(kDefaultEngine, rows.data(), static_cast<std::uint32_t>(rows.size()), &count);
+    }));
+  } while (count > rows.size());
+  rows.resize(count);
   py::dict result;
   for (const ronde_metric& row : rows) {
     std::string name = row.name;

@@ -18,9 +18,6 @@
 namespace ronde {
 namespace {
 
-// How long an operation that failed waits for its neighbours to be done with memory that it lent.
-constexpr double kLeaveSeconds = 2;
-
 // Plain IEEE arithmetic on a borrowed thread: frameworks flush denormals on theirs. Restores what it found.
 class PlainArithmetic {
  public:
@@ -216,7 +213,7 @@ class HostBackend final : public Backend {
 
  private:
   // The end of a run. After a failure nothing runs any more. Memory that the operation may have lent goes back to its
-  // owner only when the neighbours do not read it any more; those that are dead or stopped do not.
+  // owner only when the neighbours do not touch it any more, or were given enough time: some may be dead or stopped.
   void Leave(const FusedOperation& operation, const Result& result) {
     {
       std::lock_guard lock(mutex_);
@@ -228,7 +225,7 @@ class HostBackend final : public Backend {
     const bool lent = heap && std::any_of(operation.tensors.begin(), operation.tensors.end(),
                                           [&](const auto& tensor) { return heap->Find(tensor.input, 1).has_value(); });
     if (!lent) return;
-    const Deadline deadline = After(kLeaveSeconds);
+    const Deadline deadline = After(config_.leave_seconds);
     const std::uint64_t end = operation.first_chunk + Chunks(operation);
     for (int rank : config_.segment->ranks()) {
       if (std::find(operation.members.begin(), operation.members.end(), rank) == operation.members.end()) continue;
@@ -357,7 +354,7 @@ class HostBackend final : public Backend {
 
   HostBackendConfig config_;
   std::optional<SlotRing> slots_;
-  std::mutex mutex_;  // guards both
+  std::mutex mutex_;  // guards abort_ and running_
   Result abort_;
   bool running_ = false;
 };

@@ -181,10 +181,13 @@ class EndpointImpl final : public Endpoint {
     shm.name = Hex(RandomBytes(8));
     auto part = CreateShmPart(shm);
     if (!part.ok() && shm.heap_bytes > 0) {  // address space may be short
+      const std::string why = part.error().message();
       shm.heap_bytes = 0;
       part = CreateShmPart(shm);
-      if (part.ok())
-        meeting_->log.Debug("no heap of shared memory on this rank: hvd.empty_shared gives ordinary memory");
+      if (part.ok()) {
+        meeting_->log.Write(config.heap_bytes > 0 ? LogLevel::kWarning : LogLevel::kDebug,
+                            "hvd.empty_shared gives ordinary memory on this rank (RONDE_SHARED_BYTES): " + why);
+      }
     }
     std::string note = part.ok() ? "" : part.error().message();
     return local.front() == rank() ? Lead(local, sockets, part, note, deadline)

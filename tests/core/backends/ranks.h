@@ -33,6 +33,7 @@ struct RankConfig {
   std::size_t heap_bytes = 0;
   std::size_t chunk_bytes = kChunk;
   double wait_seconds = 20;
+  double leave_seconds = 20;
 };
 
 struct Rank {
@@ -92,6 +93,7 @@ inline std::vector<Rank> MakeRanks(Carrier carrier, int size, const RankConfig& 
     config.segment = all[r].segment.get();
     config.transport = all[r].transport.get();
     config.wait_seconds = setup.wait_seconds;
+    config.leave_seconds = setup.leave_seconds;
     all[r].backend = CreateHostBackend(config);
   }
   return all;

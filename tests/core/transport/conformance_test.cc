@@ -450,6 +450,61 @@ TEST_P(SegmentTest, EveryRankSeesEveryRing) {
   }
 }
 
+TEST_P(SegmentTest, NeighboursReadAndWriteWhatIsHandedOutOfAHeap) {
+  constexpr int kSize = 3;
+  constexpr std::size_t kBytes = 20000;
+  World world = Make(kSize);
+  std::vector<std::byte*> memory;
+  for (int rank = 0; rank < kSize; ++rank) {
+    auto heap = world.segments[rank]->heap();
+    ASSERT_NE(heap, nullptr);
+    ASSERT_TRUE(heap->Allocate(5000 * static_cast<std::size_t>(rank)).ok());  // so that offsets differ
+    auto made = heap->Allocate(kBytes);
+    ASSERT_TRUE(made.ok()) << made.error().message();
+    memory.push_back(made.value());
+    auto bytes = PatternBytes(rank, 0, kBytes);
+    std::memcpy(memory[rank], bytes.data(), kBytes);
+  }
+  for (int rank = 0; rank < kSize; ++rank) {
+    for (int peer = 0; peer < kSize; ++peer) {
+      const std::size_t offset = world.segments[peer]->heap()->Find(memory[peer], kBytes).value();
+      std::span<std::byte> seen = world.segments[rank]->PeerHeap(peer).subspan(offset, kBytes);
+      auto expected = PatternBytes(peer, 0, kBytes);
+      EXPECT_EQ(std::memcmp(seen.data() + kSize, expected.data() + kSize, kBytes - kSize), 0);
+      seen[static_cast<std::size_t>(rank)] = static_cast<std::byte>(10 * rank + peer);
+    }
+  }
+  for (int peer = 0; peer < kSize; ++peer) {
+    for (int rank = 0; rank < kSize; ++rank) EXPECT_EQ(memory[peer][rank], static_cast<std::byte>(10 * rank + peer));
+  }
+}
+
+TEST_P(SegmentTest, AHeapOutlivesItsSegment) {
+  World world = Make(2);
+  auto heap = world.segments[0]->heap();
+  auto made = heap->Allocate(10000);
+  ASSERT_TRUE(made.ok());
+  world.segments.clear();
+  std::memset(made.value(), 7, 10000);
+  EXPECT_EQ(made.value()[9999], std::byte{7});
+  heap->Free(made.value());
+}
+
+TEST_P(SegmentTest, AwaitLeftEndsWhenThePeerHasConsumedOrLeftAbortedOrNot) {
+  World world = Make(3);
+  Segment& mine = *world.segments[0];
+  EXPECT_FALSE(mine.AwaitLeft(1, 5, After(kShort)));
+  world.segments[1]->Publish(Segment::kConsumed, 4);
+  mine.Abort(Result(Code::kPeerLost, "over"));
+  EXPECT_FALSE(mine.AwaitLeft(1, 5, After(kShort)));
+  std::thread consumer([&] { world.segments[1]->Publish(Segment::kConsumed, 5); });
+  EXPECT_TRUE(mine.AwaitLeft(1, 5, Patience()));
+  consumer.join();
+  std::thread leaver([&] { world.segments[2]->Leave(); });
+  EXPECT_TRUE(mine.AwaitLeft(2, 5, Patience()));
+  leaver.join();
+}
+
 TEST_P(SegmentTest, SlotsAreReusedAcrossThe32BitBoundary) {
   constexpr int kSize = 4;
   for (std::uint64_t first : {std::uint64_t{0}, (std::uint64_t{1} << 32) - 100, (std::uint64_t{1} << 33) - 2}) {

@@ -5,7 +5,7 @@ namespace ronde::testing {
 namespace {
 
 World MakeLocalWorld(int size) {
-  auto hub = CreateLocalHub(size, 12 << 10);
+  auto hub = CreateLocalHub(size, 12 << 10, 256 << 10);
   World world;
   for (int rank = 0; rank < size; ++rank) {
     world.transports.push_back(CreateLocalTransport(hub, rank));

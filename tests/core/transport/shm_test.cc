@@ -16,7 +16,7 @@
 namespace ronde::testing {
 namespace {
 
-constexpr std::size_t kRingBytes = 12 << 10;
+constexpr std::size_t kRingBytes = 12 << 10, kHeapBytes = 256 << 10;
 
 // Names that no other run of these tests uses.
 std::string UniqueName(int rank) {
@@ -28,6 +28,7 @@ ShmConfig ConfigOf(int rank, bool use_memfd) {
   ShmConfig config;
   config.rank = rank;
   config.ring_bytes = kRingBytes;
+  config.heap_bytes = kHeapBytes;
   config.use_memfd = use_memfd;
   config.name = UniqueName(rank);
   return config;

@@ -38,6 +38,7 @@ inline EndpointConfig ConfigOf(const Job& job, int rank) {
   config.secret = "secret";
   config.job_options = "from " + std::to_string(rank);
   config.shared.ring_bytes = 65536;
+  config.heap_bytes = 256 << 10;
   config.shared.shared_memory = job.shared_memory;
   job.change(config);
   return config;
