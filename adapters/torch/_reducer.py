@@ -299,8 +299,8 @@ class GradientReducer:
                 param.grad = grad.to_dense()
             elif grad.is_sparse:
                 self._sparse.add(param)
-            if param in self._views:
-                _move(param, self._views[param])
+            if param in self._views and not _move(param, self._views[param]):
+                del self._views[param]
         sent: _Sent
         if len(params) > 1:
             sent = _SentGroup(params, self)
@@ -437,13 +437,20 @@ def shared_views(params: Iterable[Parameter]) -> dict[Parameter, torch.Tensor]:
     return views
 
 
-def _move(param: Parameter, view: torch.Tensor) -> None:
-    """Has the gradient live in its view. It does not when somebody has set it to None since, as zero_grad() does."""
+def _move(param: Parameter, view: torch.Tensor) -> bool:
+    """Has the gradient live in its view. It does not when somebody has set it to None since, as zero_grad() does.
+
+    False: the view does not fit, as the parameter has another dtype, shape or layout by now."""
     grad = param.grad
     if grad is view or grad is None or grad.is_sparse:
-        return
-    with torch.no_grad():
-        param.grad = view.copy_(grad)
+        return True
+    if (grad.dtype, grad.shape, grad.stride(), grad.device) != (view.dtype, view.shape, view.stride(), view.device):
+        return False
+    # A gradient that somebody put into another one's view stays: what is there would be overwritten.
+    if grad.untyped_storage().data_ptr() != view.untyped_storage().data_ptr():
+        with torch.no_grad():
+            param.grad = view.copy_(grad)
+    return True
 
 
 def _store(param: Parameter, grad: torch.Tensor, reduced: torch.Tensor) -> None:

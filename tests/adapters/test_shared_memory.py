@@ -168,6 +168,36 @@ def test_gradients_live_there(to_none: bool) -> None:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_a_parameter_that_changes_afterwards_leaves_its_view(change: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(64, 600))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), gradient_as_bucket_view=True)
+    weight.data = weight.data.double() if change == "dtype" else weight.data[:32].clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+    assert torch.equal(weight.data, torch.full_like(weight.data, -3.0))
+
+
+@pytest.mark.ranks(2)
+def test_gradients_that_were_exchanged() -> None:
+    one, other = torch.nn.Parameter(torch.zeros(20_000)), torch.nn.Parameter(torch.zeros(20_000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, other], lr=1.0), gradient_as_bucket_view=True)
+    (one + other).sum().backward()
+    optimizer.step()
+    for param in (one, other):
+        param.data.zero_()
+    one.grad, other.grad = other.grad, one.grad
+    one.grad.fill_(1 + hvd.rank())
+    other.grad.fill_(100 + hvd.rank())
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert (one == -1.5).all() and (other == -100.5).all()
+
+
+@pytest.mark.ranks(2)
 def test_adasum_has_no_gradients_to_keep_there() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1)
     with pytest.raises(ValueError, match="gradient_as_bucket_view"):
