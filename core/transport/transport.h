@@ -61,7 +61,8 @@ class Mailbox {
 // Memory that the ranks of one host read in each other: every rank owns a ring of bytes, three progress counters and a
 // heap of memory to lend, out of which its process may have tensors.
 // Counters are 64-bit, only grow, and count chunks job-wide in Go order (see collectives/chunks.h). The owner writes
-// its ring and counters; the others only read, but for what it lends of its heap. Used by the executor thread, Abort aside.
+// its ring and counters; the others only read, but for what it lends of its heap. Used by the executor thread, Abort
+// aside.
 class Segment {
  public:
   enum Stage : int {

@@ -53,6 +53,14 @@ TEST(OptionsTest, AnErrorNamesVariableAndValue) {
   }
 }
 
+TEST(OptionsTest, SharedBytesMayBeMinusOneButNotLess) {
+  EXPECT_TRUE(Read({{"RONDE_SHARED_BYTES", "-1"}}).ok());
+  EXPECT_TRUE(Read({{"RONDE_SHARED_BYTES", "0"}}).ok());
+  const auto wrong = Read({{"RONDE_SHARED_BYTES", "-2"}});
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(wrong.error().message().find("RONDE_SHARED_BYTES is -2"), std::string::npos);
+}
+
 TEST(OptionsTest, JobOptionsTravelAndRankOptionsStay) {
   auto root = Read({{"RONDE_FUSION_THRESHOLD", "12345"},
                     {"RONDE_CYCLE_TIME", "0.1"},
