@@ -23,16 +23,22 @@ Expected<std::byte*> SharedHeap::Allocate(std::size_t bytes) {
   };
   if (bytes > bytes_) return refuse("the rank has " + std::to_string(bytes_) + " in all (RONDE_SHARED_BYTES)");
   const std::size_t need = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
-  auto found = std::find_if(free_.begin(), free_.end(), [need](const auto& range) { return range.second >= need; });
+  const std::size_t align = need >= kHugePage ? kHugePage : kPage;
+  auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& range) {
+    const std::size_t skipped = -range.first % align;
+    return range.second >= skipped && range.second - skipped >= need;
+  });
   if (found == free_.end()) {
     return refuse("what is left of the rank's " + std::to_string(bytes_) + " (RONDE_SHARED_BYTES) is too small");
   }
-  auto [offset, room] = *found;
+  const std::size_t begin = found->first, end = begin + found->second;
+  const std::size_t offset = begin + -begin % align;
   if (reserve_) {
     if (Result reserved = reserve_(offset, need); !reserved.ok()) return refuse(reserved.message());
   }
   free_.erase(found);
-  if (room > need) free_[offset + need] = room - need;
+  if (offset > begin) free_[begin] = offset - begin;
+  if (end > offset + need) free_[offset + need] = end - offset - need;
   used_[offset] = need;
   return base_ + offset;
 }

@@ -19,11 +19,13 @@ class SharedHeap {
   using Reserve = std::function<Result(std::size_t offset, std::size_t bytes)>;
   using Release = std::function<void(std::size_t offset, std::size_t bytes)>;
 
+  static constexpr std::size_t kHugePage = 2 << 20;
+
   // Borrows [base, base + bytes), which begins at a page and may be address space only.
   SharedHeap(std::byte* base, std::size_t bytes, Reserve reserve, Release release);
   SharedHeap(const SharedHeap&) = delete;
 
-  // Page-aligned. Any thread, as Free.
+  // Page-aligned; in the heap, what has the size of a huge page begins where one can. Any thread, as Free.
   Expected<std::byte*> Allocate(std::size_t bytes);
   void Free(const std::byte* memory);
 

@@ -15,6 +15,9 @@ namespace {
 
 constexpr int kReserveTries = 100;                       // signals interrupt it
 constexpr std::size_t kMaxBytes = std::size_t{1} << 46;  // of a ring, and of a heap
+constexpr int kCollapse = 25;                            // MADV_COLLAPSE, of Linux 6.1
+// What an allocation may spend on huge pages: the kernel copies, and waits for every processor, for each of them.
+constexpr double kCollapseSeconds = 0.25;
 
 Result SystemError(const std::string& what) { return Result(Code::kTransport, what + ": " + std::strerror(errno)); }
 
@@ -33,6 +36,29 @@ Result Reserve(int descriptor, std::size_t offset, std::size_t bytes, const std:
                                       ": " + std::strerror(error));
 }
 
+// Address space that begins where a huge page can.
+Expected<std::byte*> ReserveAddresses(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  bytes = (bytes + page - 1) / page * page;
+  const std::size_t room = bytes + SharedHeap::kHugePage;
+  void* found = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return SystemError("cannot map shared memory");
+  auto* begin = static_cast<std::byte*>(found);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) % SharedHeap::kHugePage;
+  if (before > 0) munmap(begin, before);
+  munmap(begin + before + bytes, room - before - bytes);
+  return begin + before;
+}
+
+// Larger pages for memory that is there: a core that walks through several ranks' tensors misses its translations
+// less often. Kernels that give them at once were asked by MADV_HUGEPAGE; elsewhere it is worth a try.
+void CollapsePages(std::byte* begin, std::size_t bytes) {
+  const Deadline limit = After(kCollapseSeconds);
+  for (std::size_t at = 0; at + SharedHeap::kHugePage <= bytes && Now() < limit; at += SharedHeap::kHugePage) {
+    if (madvise(begin + at, SharedHeap::kHugePage, kCollapse) != 0) return;
+  }
+}
+
 }  // namespace
 
 ShmMapping::~ShmMapping() {
@@ -48,16 +74,22 @@ Result ShmMapping::Map(int descriptor, std::size_t ring_bytes, bool own) {
     return Result(Code::kTransport, "shared memory has " + std::to_string(bytes_) + " bytes instead of at least " +
                                         std::to_string(heap_offset_));
   }
-  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (base == MAP_FAILED) return SystemError("cannot map shared memory");
-  base_ = static_cast<std::byte*>(base);
+  auto room = ReserveAddresses(bytes_);
+  if (!room.ok()) return room.error();
+  base_ = room.value();
+  if (mmap(base_, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
+    return SystemError("cannot map shared memory");
+  }
   // A forked child must not hold on to, or write into, the rings of a job it is not part of.
   if (madvise(base_, bytes_, MADV_DONTFORK) != 0) return SystemError("cannot keep shared memory from children");
   if (!own && mprotect(base_ + kShmHeaderBytes, heap_offset_ - kShmHeaderBytes, PROT_READ) != 0) {
     return SystemError("cannot protect shared memory");
   }
-  // A core dump has no use for what may be as large as the host's memory.
-  if (!heap().empty()) (void)madvise(heap().data(), heap().size(), MADV_DONTDUMP);
+  if (!heap().empty()) {
+    // A core dump has no use for what may be as large as the host's memory.
+    (void)madvise(heap().data(), heap().size(), MADV_DONTDUMP);
+    (void)madvise(heap().data(), heap().size(), MADV_HUGEPAGE);
+  }
   return Ok();
 }
 
@@ -94,8 +126,10 @@ Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
   if (auto heap = part->mapping.heap(); !heap.empty()) {
     part->heap.emplace(
         heap.data(), heap.size(),
-        [descriptor = part->descriptor, heap_offset, where](std::size_t offset, std::size_t bytes) {
-          return Reserve(descriptor, heap_offset + offset, bytes, where);
+        [descriptor = part->descriptor, heap_offset, where, heap](std::size_t offset, std::size_t bytes) {
+          RONDE_RETURN_IF_ERROR(Reserve(descriptor, heap_offset + offset, bytes, where));
+          if (offset % SharedHeap::kHugePage == 0) CollapsePages(heap.data() + offset, bytes);
+          return Ok();
         },
         [descriptor = part->descriptor, heap_offset](std::size_t offset, std::size_t bytes) {
           (void)fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

@@ -31,7 +31,7 @@ struct ShmHeader {
   alignas(128) std::atomic<std::uint32_t> mail_asleep;
 };
 constexpr std::size_t kShmHeaderBytes = 65536;  // a multiple of every page size: the two are protected differently
-constexpr std::size_t kShmHeapAlign = 65536;    // likewise
+constexpr std::size_t kShmHeapAlign = SharedHeap::kHugePage;  // likewise
 constexpr std::size_t kShmMailOffset = 4096;    // in the header; the rest of it is one mail ring per sender
 static_assert(sizeof(ShmHeader) <= kShmMailOffset);
 

@@ -81,6 +81,24 @@ TEST_F(SharedHeapTest, NothingIsStillSomething) {
   EXPECT_NE(one.value(), other.value());
 }
 
+TEST(SharedHeap, WhatIsAsLargeAsAHugePageBeginsWhereOneCan) {
+  constexpr std::size_t kHuge = SharedHeap::kHugePage;
+  std::vector<std::byte> memory(5 * kHuge);
+  std::byte* const base = memory.data();
+  SharedHeap heap(base, 5 * kHuge, nullptr, nullptr);
+  auto small = heap.Allocate(kPage), large = heap.Allocate(kHuge + kPage), larger = heap.Allocate(2 * kHuge);
+  ASSERT_TRUE(small.ok() && large.ok() && larger.ok());
+  EXPECT_EQ(small.value(), base);
+  EXPECT_EQ(large.value(), base + kHuge);
+  EXPECT_EQ(larger.value(), base + 3 * kHuge);
+  EXPECT_FALSE(heap.Allocate(kHuge).ok());
+  auto skipped = heap.Allocate(kHuge - kPage);  // what alignment left free
+  ASSERT_TRUE(skipped.ok());
+  EXPECT_EQ(skipped.value(), base + kPage);
+  for (std::byte* each : {large.value(), small.value(), larger.value(), skipped.value()}) heap.Free(each);
+  EXPECT_TRUE(heap.Allocate(5 * kHuge).ok());
+}
+
 TEST(SharedHeap, WithoutRoomRefusesEverything) {
   SharedHeap heap(nullptr, 0, nullptr, nullptr);
   EXPECT_FALSE(heap.Allocate(0).ok());
