@@ -215,14 +215,24 @@ class IdleBackend final : public Backend {
 void Execute(const Work& work) {
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::make_unique<IdleBackend>());
-  Executor executor(
-      {0, FusionLimits{64 << 20, false}, &backends, 0, [](SetId, std::uint64_t) {}, [](const Result&) {}});
+  ExecutionCounters counters;
+  Timeline timeline({0, 2, "h", 0, Timeline::kMaxWaiting, Log(LogLevel::kOff, false, "")});
+  Executor executor({0,
+                     FusionLimits{64 << 20, false},
+                     &backends,
+                     0,
+                     [](SetId, std::uint64_t) {},
+                     [](const Result&) {},
+                     &counters,
+                     &timeline});
   auto members = std::make_shared<const std::vector<int>>(std::vector<int>{0, 1});
   const Batch batch = BatchOf(work);
   std::vector<float> memory(32 * 32);
   Meter executing(work);
   for (int step = 0; step < work.steps; ++step) {
-    Job job{batch, members, {}};
+    Job job;
+    job.batch = batch;
+    job.members = members;
     for (int i = 0; i < work.requests; ++i) {
       Request request;
       request.tensors.push_back({"", memory.data(), memory.data(), DType::kFloat32, {kShape[0], kShape[1]}});
