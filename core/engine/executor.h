@@ -64,7 +64,7 @@ class Executor {
   void Finish();        // of a job taken
   void Run(Job& job);
   void RunList(Job& job, const std::vector<PlannedTensor>& list);
-  FusedTensor Prepare(Job& job, const PlannedTensor& planned, int member);
+  void Prepare(Job& job, const PlannedTensor& planned, int member, FusedTensor* prepared);
   void End(Job& job, std::size_t entry, const Result& result);
   // Adds a list that ran to the counters and, from `start` on, to the timeline if that is open.
   void Record(const Job& job, const std::vector<PlannedTensor>& list, const FusedOperation& fused,
@@ -76,6 +76,7 @@ class Executor {
   std::uint64_t next_chunk_;
   std::vector<int> open_tensors_;                      // of the running job, by entry: tensors not yet run
   std::vector<bool> starved_;                          // ... the user gave no memory for an output
+  FusedOperation fused_;                               // the running list, or the last one, for its memory
   std::vector<std::unique_ptr<std::byte[]>> scratch_;  // stands in for memory a user did not give
   std::atomic<int> pending_{0};                        // queued jobs, for polling without the mutex
 

@@ -70,8 +70,9 @@ class Reader {
     for (auto& v : values) v = static_cast<T>(Signed());
     return values;
   }
-  // Appends them.
-  void Signeds(std::vector<std::int64_t>* values) {
+  // Appends them to a list of any kind.
+  template <class List>
+  void Signeds(List* values) {
     for (std::size_t n = Count(); n > 0; --n) values->push_back(Signed());
   }
 
