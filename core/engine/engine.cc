@@ -14,6 +14,7 @@
 #include "engine/known_requests.h"
 #include "engine/live_sets.h"
 #include "engine/tickets.h"
+#include "engine/waiters.h"
 #include "negotiation/negotiator.h"
 #include "transport/tree.h"
 
@@ -108,7 +109,7 @@ class EngineImpl final : public Engine {
 
   bool Wait(Operation& operation, Deadline deadline) override {
     if (operation.done()) return true;
-    BlockedScope scope(*this, operation);
+    Waiters::Scope scope(waiters_, operation);
     WaitMark mark(timeline_, operation);
     if (Drive(operation, deadline)) return true;
     return operation.Wait(deadline);
@@ -177,24 +178,6 @@ class EngineImpl final : public Engine {
     return Result(Code::kArgument, Describe(request) + ": there is no process set " + std::to_string(request.set));
   }
 
-  // Counts a user's thread as waiting in an operation, for stall reports.
-  class BlockedScope {
-   public:
-    BlockedScope(EngineImpl& engine, Operation& operation) : engine_(engine), operation_(operation) {
-      std::lock_guard lock(engine_.blocked_mutex_);
-      engine_.blocked_.push_back(&operation_);
-    }
-    ~BlockedScope() {
-      std::lock_guard lock(engine_.blocked_mutex_);
-      auto& list = engine_.blocked_;
-      list.erase(std::find(list.begin(), list.end(), &operation_));
-    }
-
-   private:
-    EngineImpl& engine_;
-    Operation& operation_;
-  };
-
   // A user's thread that waits, in the timeline.
   class WaitMark {
    public:
@@ -243,12 +226,7 @@ class EngineImpl final : public Engine {
 
   // For who has the turn to drive.
   BlockedReport Blocked() {
-    {
-      std::lock_guard lock(blocked_mutex_);
-      for (Operation* operation : blocked_) {
-        if (!operation->done()) return {true, "waiting in " + Describe(operation->request())};
-      }
-    }
+    if (std::string first = waiters_.First(); !first.empty()) return {true, "waiting in " + first};
     const Operation* oldest = nullptr;
     Ticket lowest = 0;
     tickets_.ForEach([&](Ticket ticket, const Operation& operation) {
@@ -506,8 +484,7 @@ class EngineImpl final : public Engine {
   Inbox inbox_;
   LiveSets sets_;
 
-  std::mutex blocked_mutex_;  // guards blocked_
-  std::vector<Operation*> blocked_;
+  Waiters waiters_;
 
   std::optional<Executor> executor_;
   std::mutex shutdown_mutex_;  // one Shutdown at a time
