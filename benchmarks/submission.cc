@@ -238,7 +238,7 @@ void Execute(const Work& work) {
       job.operations.push_back(std::make_shared<Operation>(std::move(request)));
     }
     executing.Time([&] {
-      executor.Push(std::move(job), /*wake=*/false);
+      executor.Push(&job, /*wake=*/false);
       executor.TryRunOne();
     });
     if (!executor.WaitIdle(After(10))) std::exit(1);

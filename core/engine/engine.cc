@@ -384,7 +384,7 @@ class EngineImpl final : public Engine {
       inbox_.CloseFinally(actions.abort);
       executor_->Abort(actions.abort);
     }
-    for (auto& batch : actions.batches) Execute(std::move(batch), wake_executor);
+    for (auto& batch : actions.batches) Execute(batch, wake_executor);
     for (auto& [ticket, result] : actions.failed) {
       if (auto operation = tickets_.Take(ticket)) ended_.emplace_back(std::move(operation), result);
     }
@@ -399,13 +399,12 @@ class EngineImpl final : public Engine {
     timeline_.AddReady(ready);
   }
 
-  void Execute(Batch batch, bool wake_executor) {
-    Job job;
+  // Leaves memory of another batch in its place.
+  void Execute(Batch& batch, bool wake_executor) {
+    Job& job = job_;
     job.committed_ticks = Ticks();
-    if (timeline_.on()) {
-      job.committed = Now();
-      timeline_.AddCommits(batch, job.committed);
-    }
+    job.committed = timeline_.on() ? Now() : TimePoint();
+    if (job.committed != TimePoint()) timeline_.AddCommits(batch, job.committed);
     job.members = sets_.Apply(batch);
     for (const auto& entry : batch.entries) {
       std::shared_ptr<Operation> operation = tickets_.Take(entry.ticket);
@@ -419,8 +418,8 @@ class EngineImpl final : public Engine {
       }
       job.operations.push_back(std::move(operation));
     }
-    job.batch = std::move(batch);
-    executor_->Push(std::move(job), wake_executor);
+    std::swap(job.batch, batch);
+    executor_->Push(&job, wake_executor);
   }
 
   // Whether others count on this rank's data for the entry.
@@ -471,6 +470,7 @@ class EngineImpl final : public Engine {
   Inbox::Taken taken_;
   Mailbox::Event event_;
   Actions actions_;
+  Job job_;                                                           // the next one
   std::vector<std::pair<std::shared_ptr<Operation>, Result>> ended_;  // to be told at the end of the turn
   bool aborted_ = false;
   Result failure_;

@@ -67,9 +67,14 @@ Executor::~Executor() {
   thread_.join();
 }
 
-void Executor::Push(Job job, bool wake) {
+void Executor::Push(Job* job, bool wake) {
   std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(job));
+  queue_.push_back(std::move(*job));
+  *job = Job{};
+  if (!spare_.empty()) {
+    *job = std::move(spare_.back());
+    spare_.pop_back();
+  }
   pending_.fetch_add(1, std::memory_order_release);
   if (sleeping_ && wake) changed_.notify_all();
 }
@@ -81,8 +86,12 @@ void Executor::Take(Job* job) {
   running_ = true;
 }
 
-void Executor::Finish() {
+void Executor::Finish(Job* job) {
+  job->batch.entries.clear();
+  job->operations.clear();
+  job->members = nullptr;
   std::lock_guard lock(mutex_);
+  spare_.push_back(std::move(*job));
   running_ = false;
   // WaitIdle; or the thread, if a user's thread ran this job and more is queued. Else nobody needs to be woken.
   if (idle_waiters_ > 0 || !queue_.empty()) changed_.notify_all();
@@ -97,7 +106,7 @@ void Executor::TryRunOne() {
     Take(&job);
   }
   Run(job);
-  Finish();
+  Finish(&job);
 }
 
 void Executor::Abort(const Result& cause) {
@@ -126,8 +135,7 @@ void Executor::Main() {
   Job job;
   while (Pop(&job)) {
     Run(job);
-    job = Job{};
-    Finish();
+    Finish(&job);
   }
 }
 

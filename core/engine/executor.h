@@ -47,8 +47,9 @@ class Executor {
   explicit Executor(Config config);
   ~Executor();  // runs out the queue, then ends the thread
 
-  // `wake` false: the caller calls TryRunOne right away.
-  void Push(Job job, bool wake = true);
+  // Takes the job, and puts an empty one in its place, with memory of one that has run. `wake` false: the caller calls
+  // TryRunOne right away.
+  void Push(Job* job, bool wake = true);
   // Runs the next job in the calling thread, if one waits and none runs: a user's thread that waits anyway saves the
   // way through the executor's thread.
   void TryRunOne();
@@ -60,8 +61,8 @@ class Executor {
  private:
   void Main();
   bool Pop(Job* job);
-  void Take(Job* job);  // the next job; mutex_ is held
-  void Finish();        // of a job taken
+  void Take(Job* job);    // the next job; mutex_ is held
+  void Finish(Job* job);  // one taken; nothing is left of it but memory
   void Run(Job& job);
   void RunList(Job& job, const std::vector<PlannedTensor>& list);
   void Prepare(Job& job, const PlannedTensor& planned, int member, FusedTensor* prepared);
@@ -83,6 +84,7 @@ class Executor {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::deque<Job> queue_;
+  std::vector<Job> spare_;  // empty ones
   bool running_ = false;
   int idle_waiters_ = 0;
   bool stop_ = false;

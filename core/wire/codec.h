@@ -43,6 +43,7 @@ class Writer {
   // What was written; valid until the next call that writes.
   std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   void Clear() { bytes_.clear(); }  // keeps its memory
+  void Reserve(std::size_t bytes) { bytes_.reserve(bytes); }
   // Gives the bytes away and goes on, empty, with the memory of others.
   std::vector<std::byte> Take(std::vector<std::byte> memory = {}) {
     memory.clear();
