@@ -145,34 +145,39 @@ NegotiatorConfig ConfigOf(int rank) {
 
 void Negotiate(const Work& work) {
   std::unique_ptr<Negotiator> upper = CreateNegotiator(ConfigOf(0)), lower = CreateNegotiator(ConfigOf(1));
-  std::vector<Definition> definitions;
-  for (int i = 0; i < work.requests; ++i) definitions.push_back(DefinitionOf(i));
-  auto submit = [&](Negotiator& negotiator) {
-    for (std::size_t i = 0; i < definitions.size(); ++i) negotiator.Submit(i + 1, definitions[i], {}, Now());
+  const auto requests = static_cast<std::size_t>(work.requests);
+  // As the engine does: a definition is kept and asked for again while it has no id.
+  auto submit = [&](Negotiator& negotiator, std::vector<DefinitionPtr>* definitions) {
+    for (std::size_t i = 0; i < requests; ++i) {
+      DefinitionPtr& definition = (*definitions)[i];
+      if (!definition || definition->id == 0) definition = negotiator.Intern(DefinitionOf(static_cast<int>(i)));
+      negotiator.Submit(i + 1, definition, {}, Now());
+    }
   };
+  std::vector<DefinitionPtr> above(requests), below(requests);
+  Actions reported, decided, heard;
   Meter root(work), member(work);
   std::size_t bytes_up = 0, bytes_down = 0;
   for (int step = 0; step < work.steps; ++step) {
-    Actions reported, decided, heard;
     member.Time([&] {
-      submit(*lower);
-      reported = lower->Take();
+      submit(*lower, &below);
+      lower->Take(&reported);
     });
     root.Time([&] {
-      submit(*upper);
+      submit(*upper, &above);
       for (const auto& [peer, message] : reported.messages) upper->Receive(1, message, Now());
-      decided = upper->Take();
+      upper->Take(&decided);
     });
     member.Time([&] {
       for (const auto& [peer, message] : decided.messages) lower->Receive(0, message, Now());
-      heard = lower->Take();
+      lower->Take(&heard);
     });
     bytes_up = reported.messages.at(0).second.size();
     bytes_down = decided.messages.at(0).second.size();
     root.Time([&] {
       for (const auto& batch : decided.batches) upper->Finished(batch.set, batch.number, Now());
     });
-    if (decided.batches.at(0).entries.size() != definitions.size() || heard.batches.size() != 1) std::exit(1);
+    if (decided.batches.at(0).entries.size() != requests || heard.batches.size() != 1) std::exit(1);
     root.EndStep();
     member.EndStep();
   }
@@ -215,21 +220,25 @@ class IdleBackend final : public Backend {
 void Execute(const Work& work) {
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::make_unique<IdleBackend>());
-  Executor executor(
-      {0, FusionLimits{64 << 20, false}, &backends, 0, [](SetId, std::uint64_t) {}, [](const Result&) {}});
+  ExecutionCounters counters;
+  Timeline timeline({0, 2, "h", 0, Timeline::kMaxWaiting, Log(LogLevel::kOff, false, "")});
+  Executor executor({0, FusionLimits{64 << 20, false}, &backends, 0, [](SetId, std::uint64_t) {}, [](const Result&) {},
+                     &counters, &timeline});
   auto members = std::make_shared<const std::vector<int>>(std::vector<int>{0, 1});
   const Batch batch = BatchOf(work);
   std::vector<float> memory(32 * 32);
   Meter executing(work);
   for (int step = 0; step < work.steps; ++step) {
-    Job job{batch, members, {}};
+    Job job;
+    job.batch = batch;
+    job.members = members;
     for (int i = 0; i < work.requests; ++i) {
       Request request;
       request.tensors.push_back({"", memory.data(), memory.data(), DType::kFloat32, {kShape[0], kShape[1]}});
       job.operations.push_back(std::make_shared<Operation>(std::move(request)));
     }
     executing.Time([&] {
-      executor.Push(std::move(job), /*wake=*/false);
+      executor.Push(&job, /*wake=*/false);
       executor.TryRunOne();
     });
     if (!executor.WaitIdle(After(10))) std::exit(1);

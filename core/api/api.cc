@@ -27,10 +27,12 @@ struct ronde_memory {
   std::shared_ptr<std::byte> memory;
 };
 
-// What a caller holds of an operation.
+// An operation and what its caller holds of it, in one piece of memory: the engine shares it until the operation ends.
 struct ronde_handle {
-  std::shared_ptr<Operation> operation;
-  std::weak_ptr<Engine> engine;
+  ronde_handle(Request request, std::weak_ptr<Engine> in) : operation(std::move(request)), engine(std::move(in)) {}
+  Operation operation;
+  const std::weak_ptr<Engine> engine;
+  std::shared_ptr<ronde_handle> self;  // the caller's share; null once it is freed
 };
 
 namespace {
@@ -277,30 +279,34 @@ ronde_error* ronde_submit(ronde_engine engine, const ronde_request* request, ron
   if (!found.ok()) return ToC(found.error());
   Request read;
   if (Result bad = ReadRequest(*request, &read); !bad.ok()) return ToC(bad);
-  auto operation = std::make_shared<Operation>(std::move(read));
-  if (Result refused = found.value()->Submit(operation); !refused.ok()) return ToC(refused);
-  if (handle != nullptr) *handle = new ronde_handle{std::move(operation), found.value()};
+  auto made = std::make_shared<ronde_handle>(std::move(read), found.value());
+  Result refused = found.value()->Submit(std::shared_ptr<Operation>(made, &made->operation));
+  if (!refused.ok()) return ToC(refused);
+  if (handle != nullptr) {
+    *handle = made.get();
+    (*handle)->self = std::move(made);
+  }
   return nullptr;
 }
 
 // In a forked child an operation of the parent's never ends; to the child it has failed.
-int32_t ronde_poll(const ronde_handle* handle) { return handle->operation->done() || InForkedChild(); }
+int32_t ronde_poll(const ronde_handle* handle) { return handle->operation.done() || InForkedChild(); }
 
 int32_t ronde_wait(ronde_handle* handle, double seconds) {
   if (ronde_poll(handle)) return 1;
   Deadline deadline = seconds < 0 ? Deadline::max() : After(seconds);
   // The engine ends every operation before it goes, so without one the operation is over.
   auto engine = handle->engine.lock();
-  return engine ? engine->Wait(*handle->operation, deadline) : handle->operation->Wait(deadline);
+  return engine ? engine->Wait(handle->operation, deadline) : handle->operation.Wait(deadline);
 }
 
 ronde_error* ronde_handle_error(const ronde_handle* handle) {
-  if (!handle->operation->done() && InForkedChild()) return ToC(FindEngine(0).error());
-  return ToC(handle->operation->result());
+  if (!handle->operation.done() && InForkedChild()) return ToC(FindEngine(0).error());
+  return ToC(handle->operation.result());
 }
 
 int32_t ronde_handle_output(const ronde_handle* handle, uint32_t tensor, ronde_output* output) {
-  const auto& operation = *handle->operation;
+  const auto& operation = handle->operation;
   if (!operation.done() || tensor >= operation.outputs.size()) return 0;
   const auto& o = operation.outputs[tensor];
   output->data = o.data;
@@ -311,20 +317,21 @@ int32_t ronde_handle_output(const ronde_handle* handle, uint32_t tensor, ronde_o
 }
 
 int64_t ronde_handle_value(const ronde_handle* handle, int32_t* flag) {
-  if (flag != nullptr) *flag = handle->operation->flag;
-  return handle->operation->value;
+  if (flag != nullptr) *flag = handle->operation.flag;
+  return handle->operation.value;
 }
 
 const int64_t* ronde_handle_received_splits(const ronde_handle* handle, uint32_t tensor, uint32_t* count) {
-  const auto& outputs = handle->operation->outputs;
+  const auto& outputs = handle->operation.outputs;
   *count = 0;
-  if (!handle->operation->done() || tensor >= outputs.size()) return nullptr;
+  if (!handle->operation.done() || tensor >= outputs.size()) return nullptr;
   *count = static_cast<uint32_t>(outputs[tensor].received_splits.size());
   return outputs[tensor].received_splits.data();
 }
 
 void ronde_handle_free(ronde_handle* handle) {
-  if (!InForkedChild()) delete handle;  // in a child its locks may be held by threads that are not there
+  if (handle == nullptr || InForkedChild()) return;  // in a child its locks may be held by threads that are not there
+  auto last = std::move(handle->self);
 }
 
 ronde_error* ronde_allocate_shared(ronde_engine engine, size_t bytes, ronde_memory** memory) {

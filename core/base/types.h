@@ -9,7 +9,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "base/shape.h"
 
 namespace ronde {
 
@@ -126,8 +127,6 @@ constexpr bool Covers(const Row<V> (&rows)[N]) {
   }
   return N == std::size(kDTypes);
 }
-
-using Shape = std::vector<std::int64_t>;
 
 inline std::int64_t NumElements(const Shape& shape) {
   std::int64_t n = 1;

@@ -1,7 +1,11 @@
 #include "engine/checks.h"
 
 #include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "math/math.h"
 
@@ -165,6 +169,47 @@ Definition DefinitionOf(const Request& request) {
     definition.tensors.push_back(std::move(spec));
   }
   return definition;
+}
+
+namespace {
+
+// As they travel: what differs in bits is another definition.
+bool SameBits(double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }
+
+bool IsNameOfMember(std::string_view name, std::string_view group, std::size_t index) {
+  char digits[20];
+  const std::string_view number(digits, std::to_chars(digits, digits + sizeof digits, index).ptr - digits);
+  return name.size() == group.size() + 1 + number.size() && name.starts_with(group) && name[group.size()] == '.' &&
+         name.ends_with(number);
+}
+
+bool Matches(const Request& request, std::size_t index, const TensorSpec& spec) {
+  const TensorRequest& tensor = request.tensors[index];
+  if (tensor.dtype != spec.dtype || tensor.shape.size() != spec.shape.size()) return false;
+  const auto skipped = static_cast<std::ptrdiff_t>(Info(request.op).ragged);  // the first dimension is a value
+  if (!std::equal(tensor.shape.begin() + skipped, tensor.shape.end(), spec.shape.begin() + skipped)) return false;
+  if (!tensor.name.empty() || request.name.empty()) return spec.name == tensor.name;
+  return request.tensors.size() == 1 ? spec.name == request.name : IsNameOfMember(spec.name, request.name, index);
+}
+
+}  // namespace
+
+bool Matches(const Request& request, const Definition& definition) {
+  const OpInfo& op = Info(request.op);
+  if (definition.op != request.op || definition.set != request.set || definition.device != request.device ||
+      definition.name != request.name || definition.ranks != request.ranks) {
+    return false;
+  }
+  if (op.reduces && (definition.reduction != request.reduction || !SameBits(definition.prescale, request.prescale) ||
+                     !SameBits(definition.postscale, request.postscale))) {
+    return false;
+  }
+  if (op.rooted && definition.root != request.root) return false;
+  if (definition.tensors.size() != request.tensors.size()) return false;
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    if (!Matches(request, i, definition.tensors[i])) return false;
+  }
+  return true;
 }
 
 Values ValuesOf(const Request& request, std::size_t members) {

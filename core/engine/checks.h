@@ -14,6 +14,8 @@ Result CheckRequest(const Request& request, int rank, const std::vector<int>& me
 
 // What is negotiated of a checked request.
 Definition DefinitionOf(const Request& request);
+// Whether DefinitionOf would give this one, which it gave for another request. Allocates nothing.
+bool Matches(const Request& request, const Definition& definition);
 Values ValuesOf(const Request& request, std::size_t members);
 
 // "allreduce 'x'" or "allreduce (unnamed)".

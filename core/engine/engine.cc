@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <map>
 #include <optional>
 #include <thread>
-#include <unordered_map>
 
 #include "engine/checks.h"
 #include "engine/executor.h"
+#include "engine/inbox.h"
+#include "engine/known_requests.h"
+#include "engine/live_sets.h"
+#include "engine/tickets.h"
+#include "engine/waiters.h"
 #include "negotiation/negotiator.h"
 #include "transport/tree.h"
 
@@ -59,26 +62,19 @@ class EngineImpl final : public Engine {
         timeline_({topology_.rank, topology_.size, topology_.host_names[topology_.rank],
                    static_cast<std::uint64_t>(config_.options.timeline_max_bytes), Timeline::kMaxWaiting, log_}),
         mailbox_(std::move(config_.mailbox)),
-        negotiator_(CreateNegotiator(MakeNegotiatorConfig(config_.options, topology_))) {
-    auto everyone = std::make_shared<std::vector<int>>();
-    for (int r = 0; r < topology_.size; ++r) everyone->push_back(r);
-    sets_[kGlobalSet] = std::move(everyone);
+        negotiator_(CreateNegotiator(MakeNegotiatorConfig(config_.options, topology_))),
+        known_requests_(config_.options.cache_capacity),
+        sets_(topology_.size) {
     executor_.emplace(Executor::Config{
         topology_.rank, FusionLimits{config_.options.fusion_threshold, config_.options.disable_group_fusion},
         &config_.backends,
         /*first_chunk=*/0,
         [this](SetId set, std::uint64_t number) {
-          {
-            std::lock_guard lock(inbox_mutex_);
-            inbox_.finished.emplace_back(set, number);
-          }
+          inbox_.Finished(set, number);
           WakeControl();
         },
         [this](const Result& failure) {
-          {
-            std::lock_guard lock(inbox_mutex_);
-            if (inbox_.failure.ok()) inbox_.failure = failure;
-          }
+          inbox_.Fail(failure, /*final=*/false);
           WakeControl();
         },
         &counters_, &timeline_});
@@ -105,19 +101,15 @@ class EngineImpl final : public Engine {
     RONDE_RETURN_IF_ERROR(CheckRequest(request, topology_.rank, *members.value(), config_.backends));
     operation->submitted_ticks = Ticks();
     if (timeline_.on()) operation->submitted = Now();
-    Submission submission{std::move(operation), DefinitionOf(request), ValuesOf(request, members.value()->size())};
-    {
-      std::lock_guard lock(inbox_mutex_);
-      if (!closed_.ok()) return closed_;
-      inbox_.submissions.push_back(std::move(submission));
-    }
+    Values values = ValuesOf(request, members.value()->size());
+    RONDE_RETURN_IF_ERROR(inbox_.Submit({std::move(operation), std::move(values)}));
     WakeControl();
     return Ok();
   }
 
   bool Wait(Operation& operation, Deadline deadline) override {
     if (operation.done()) return true;
-    BlockedScope scope(*this, operation);
+    Waiters::Scope scope(waiters_, operation);
     WaitMark mark(timeline_, operation);
     if (Drive(operation, deadline)) return true;
     return operation.Wait(deadline);
@@ -138,10 +130,9 @@ class EngineImpl final : public Engine {
   }
 
   Expected<std::vector<int>> Members(SetId set) const override {
-    std::lock_guard lock(sets_mutex_);
-    auto found = sets_.find(set);
-    if (found == sets_.end()) return Result(Code::kArgument, "there is no process set " + std::to_string(set));
-    return *found->second;
+    auto members = sets_.Find(set);
+    if (!members) return Result(Code::kArgument, "there is no process set " + std::to_string(set));
+    return *members;
   }
 
   Result StartTimeline(const std::string& path, bool mark_cycles) override {
@@ -171,58 +162,21 @@ class EngineImpl final : public Engine {
   void Shutdown(const std::string& failure) override {
     std::lock_guard shutdown_lock(shutdown_mutex_);
     if (!control_.joinable()) return;
-    {
-      std::lock_guard lock(inbox_mutex_);
-      inbox_.leave = true;
-      if (!failure.empty() && inbox_.failure.ok()) {
-        inbox_.failure = Result(Code::kPeerLost, topology_.Describe(topology_.rank) + " failed: " + failure);
-        inbox_.final_failure = true;
-      }
-      if (closed_.ok()) closed_ = Result(Code::kShutdown, "ronde was shut down on this rank");
+    if (!failure.empty()) {
+      inbox_.Fail(Result(Code::kPeerLost, topology_.Describe(topology_.rank) + " failed: " + failure), /*final=*/true);
     }
+    inbox_.Close(Result(Code::kShutdown, "ronde was shut down on this rank"));
+    inbox_.Leave();
     WakeControl();
     control_.join();
     timeline_.Stop();
   }
 
  private:
-  struct Submission {
-    std::shared_ptr<Operation> operation;
-    Definition definition;
-    Values values;
-  };
-  Expected<std::shared_ptr<const std::vector<int>>> MembersOf(const Request& request) const {
-    std::lock_guard lock(sets_mutex_);
-    auto set = sets_.find(request.set);
-    if (set != sets_.end()) return set->second;
+  Expected<ronde::Members> MembersOf(const Request& request) const {
+    if (auto members = sets_.Find(request.set)) return members;
     return Result(Code::kArgument, Describe(request) + ": there is no process set " + std::to_string(request.set));
   }
-
-  // What other threads hand to the control thread.
-  struct Inbox {
-    std::vector<Submission> submissions;
-    std::vector<std::pair<SetId, std::uint64_t>> finished;
-    Result failure;              // of the executor, or of this rank's program
-    bool final_failure = false;  // of the program: nobody knows a better cause
-    bool leave = false;
-  };
-  // Counts a user's thread as waiting in an operation, for stall reports.
-  class BlockedScope {
-   public:
-    BlockedScope(EngineImpl& engine, Operation& operation) : engine_(engine), operation_(operation) {
-      std::lock_guard lock(engine_.blocked_mutex_);
-      engine_.blocked_.push_back(&operation_);
-    }
-    ~BlockedScope() {
-      std::lock_guard lock(engine_.blocked_mutex_);
-      auto& list = engine_.blocked_;
-      list.erase(std::find(list.begin(), list.end(), &operation_));
-    }
-
-   private:
-    EngineImpl& engine_;
-    Operation& operation_;
-  };
 
   // A user's thread that waits, in the timeline.
   class WaitMark {
@@ -272,18 +226,15 @@ class EngineImpl final : public Engine {
 
   // For who has the turn to drive.
   BlockedReport Blocked() {
-    {
-      std::lock_guard lock(blocked_mutex_);
-      for (Operation* operation : blocked_) {
-        if (!operation->done()) return {true, "waiting in " + Describe(operation->request())};
-      }
-    }
-    auto oldest = tickets_.end();
-    for (auto each = tickets_.begin(); each != tickets_.end(); ++each) {
-      if (!each->second->request().caller_waits || each->second->done()) continue;
-      if (oldest == tickets_.end() || each->first < oldest->first) oldest = each;
-    }
-    if (oldest != tickets_.end()) return {true, "waiting in " + Describe(oldest->second->request())};
+    if (std::string first = waiters_.First(); !first.empty()) return {true, "waiting in " + first};
+    const Operation* oldest = nullptr;
+    Ticket lowest = 0;
+    tickets_.ForEach([&](Ticket ticket, const Operation& operation) {
+      if (!operation.request().caller_waits || operation.done() || (oldest != nullptr && lowest < ticket)) return;
+      oldest = &operation;
+      lowest = ticket;
+    });
+    if (oldest != nullptr) return {true, "waiting in " + Describe(oldest->request())};
     return {false, "not inside ronde"};
   }
 
@@ -336,7 +287,7 @@ class EngineImpl final : public Engine {
           continue;
         }
         asleep_.store(true);
-        if (InboxHasWork()) {
+        if (!inbox_.empty()) {
           asleep_.store(false);
           continue;
         }
@@ -349,35 +300,23 @@ class EngineImpl final : public Engine {
     }
     Turn turn(*this);
     // The end: whatever is still here ends with the reason why this engine stopped.
-    Result reason;
-    {
-      std::lock_guard lock(inbox_mutex_);
-      reason = closed_;
-    }
+    const Result reason = inbox_.closed();
     executor_->Abort(reason);
     (void)executor_->WaitIdle(After(config_.options.shutdown_timeout));
     RunCycle(/*wake_executor=*/true);
-    for (auto& [ticket, operation] : tickets_) ended_.emplace_back(std::move(operation), reason);
-    tickets_.clear();
-  }
-
-  bool InboxHasWork() {
-    std::lock_guard lock(inbox_mutex_);
-    return !inbox_.submissions.empty() || !inbox_.finished.empty() || (!inbox_.failure.ok() && !failure_seen_) ||
-           (inbox_.leave && !leaving_);
+    tickets_.TakeAll([&](std::shared_ptr<Operation> operation) { ended_.emplace_back(std::move(operation), reason); });
   }
 
   // One round: takes in what came, hands out what was decided. Returns whether anything happened.
   bool RunCycle(bool wake_executor) {
     TimePoint now = Now();
     bool active = false;
-    Mailbox::Event event;
-    while (mailbox_->Take(&event)) {
+    while (mailbox_->Take(&event_)) {
       active = true;
-      if (event.lost.ok()) {
-        negotiator_->Receive(event.peer, event.message, now);
+      if (event_.lost.ok()) {
+        negotiator_->Receive(event_.peer, event_.message, now);
       } else {
-        PeerEnded(event.peer, event.lost);
+        PeerEnded(event_.peer, event_.lost);
       }
     }
     // After the mailbox, so that what a message led somebody here to submit is seen in the same round.
@@ -393,35 +332,29 @@ class EngineImpl final : public Engine {
   }
 
   bool TakeInbox(TimePoint now) {
-    std::vector<Submission>& submissions = taken_.submissions;
-    std::vector<std::pair<SetId, std::uint64_t>>& finished = taken_.finished;
-    submissions.clear();
-    finished.clear();
-    bool leave = false;
-    bool failed = false;
-    {
-      std::lock_guard lock(inbox_mutex_);
-      submissions.swap(inbox_.submissions);
-      finished.swap(inbox_.finished);
-      leave = inbox_.leave && !leaving_;
-      if (!inbox_.failure.ok() && !failure_seen_) {
-        failed = failure_seen_ = true;
-        failure_ = inbox_.failure;
-        bool may_improve = failure_.code() == Code::kPeerLost && !inbox_.final_failure;
-        failure_deadline_ = may_improve ? now + FromSeconds(kBetterCauseSeconds) : now;
-      }
+    inbox_.Take(&taken_);
+    if (!taken_.failure.ok()) {
+      failure_ = taken_.failure;
+      bool may_improve = failure_.code() == Code::kPeerLost && !taken_.final_failure;
+      failure_deadline_ = may_improve ? now + FromSeconds(kBetterCauseSeconds) : now;
     }
-    for (auto& submission : submissions) {
-      Ticket ticket = ++last_ticket_;
-      tickets_.emplace(ticket, std::move(submission.operation));
-      negotiator_->Submit(ticket, submission.definition, submission.values, now);
+    for (auto& submission : taken_.submissions) {
+      const DefinitionPtr definition = Recognize(submission.operation->request());
+      negotiator_->Submit(tickets_.Add(std::move(submission.operation)), definition, submission.values, now);
     }
-    for (auto& [set, number] : finished) negotiator_->Finished(set, number, now);
-    if (leave) {
+    for (auto& [set, number] : taken_.finished) negotiator_->Finished(set, number, now);
+    if (taken_.leave) {
       leaving_ = true;
       leave_deadline_ = now + FromSeconds(config_.options.shutdown_timeout);
     }
-    return !submissions.empty() || !finished.empty() || leave || failed;
+    return !taken_.empty();
+  }
+
+  DefinitionPtr Recognize(const Request& request) {
+    if (const DefinitionPtr* known = known_requests_.Find(request)) return *known;
+    DefinitionPtr made = negotiator_->Intern(DefinitionOf(request));
+    known_requests_.Keep(made);
+    return made;
   }
 
   void PeerEnded(int peer, const Result& lost) {
@@ -439,71 +372,42 @@ class EngineImpl final : public Engine {
   }
 
   bool HandOut(bool wake_executor) {
-    Actions actions = negotiator_->Take();
+    Actions& actions = actions_;
+    negotiator_->Take(&actions);
     for (auto& [level, text] : actions.logs) log_.Write(level, text);
     for (auto& [peer, message] : actions.messages) mailbox_->Post(peer, message);
     if (!actions.ready.empty()) AddToTimeline(std::move(actions.ready));
-    if (!actions.closed.ok()) {
-      std::lock_guard lock(inbox_mutex_);
-      if (closed_.ok()) closed_ = actions.closed;
-    }
+    if (!actions.closed.ok()) inbox_.Close(actions.closed);
     if (!actions.abort.ok() && !aborted_) {
       aborted_ = true;
       log_.Debug("aborting: " + actions.abort.message() + " (" + actions.abort.place() + ")");
-      {
-        std::lock_guard lock(inbox_mutex_);
-        closed_ = actions.abort;
-      }
+      inbox_.CloseFinally(actions.abort);
       executor_->Abort(actions.abort);
     }
-    for (auto& batch : actions.batches) Execute(std::move(batch), wake_executor);
+    for (auto& batch : actions.batches) Execute(batch, wake_executor);
     for (auto& [ticket, result] : actions.failed) {
-      auto found = tickets_.find(ticket);
-      if (found == tickets_.end()) continue;
-      ended_.emplace_back(std::move(found->second), result);
-      tickets_.erase(found);
+      if (auto operation = tickets_.Take(ticket)) ended_.emplace_back(std::move(operation), result);
     }
     return !actions.messages.empty() || !actions.batches.empty() || !actions.failed.empty();
   }
 
   void AddToTimeline(std::vector<Readiness> ready) {
     for (auto& each : ready) {
-      auto mine = tickets_.find(each.ticket);
-      if (mine == tickets_.end() || mine->second->submitted == TimePoint()) continue;
-      each.time = std::min(each.time, mine->second->submitted);
+      const Operation* mine = tickets_.Find(each.ticket);
+      if (mine != nullptr && mine->submitted != TimePoint()) each.time = std::min(each.time, mine->submitted);
     }
     timeline_.AddReady(ready);
   }
 
-  void Execute(Batch batch, bool wake_executor) {
-    Job job;
+  // Leaves memory of another batch in its place.
+  void Execute(Batch& batch, bool wake_executor) {
+    Job& job = job_;
     job.committed_ticks = Ticks();
-    if (timeline_.on()) {
-      job.committed = Now();
-      timeline_.AddCommits(batch, job.committed);
-    }
-    {
-      std::lock_guard lock(sets_mutex_);
-      auto set = sets_.find(batch.set);
-      if (set != sets_.end()) job.members = set->second;
-      // Sets change in the order of the batches. A set is usable as soon as its batch is here, since all later batches
-      // come later on every rank.
-      for (const auto& entry : batch.entries) {
-        if (!entry.error.ok()) continue;
-        if (entry.definition->op == Op::kAddProcessSet && !entry.existed) {
-          sets_[entry.new_set] = std::make_shared<const std::vector<int>>(entry.definition->ranks);
-        } else if (entry.definition->op == Op::kRemoveProcessSet) {
-          sets_.erase(static_cast<SetId>(entry.definition->ranks.front()));
-        }
-      }
-    }
-    if (!job.members) job.members = std::make_shared<const std::vector<int>>();
+    job.committed = timeline_.on() ? Now() : TimePoint();
+    if (job.committed != TimePoint()) timeline_.AddCommits(batch, job.committed);
+    job.members = sets_.Apply(batch);
     for (const auto& entry : batch.entries) {
-      std::shared_ptr<Operation> operation;
-      if (auto found = tickets_.find(entry.ticket); found != tickets_.end()) {
-        operation = std::move(found->second);
-        tickets_.erase(found);
-      }
+      std::shared_ptr<Operation> operation = tickets_.Take(entry.ticket);
       if (!operation && NeedsMine(entry, *job.members)) {
         // Given up by Goodbye while rank 0 was committing it: the others must not wait for, or add up, what never
         // comes.
@@ -514,8 +418,8 @@ class EngineImpl final : public Engine {
       }
       job.operations.push_back(std::move(operation));
     }
-    job.batch = std::move(batch);
-    executor_->Push(std::move(job), wake_executor);
+    std::swap(job.batch, batch);
+    executor_->Push(&job, wake_executor);
   }
 
   // Whether others count on this rank's data for the entry.
@@ -560,12 +464,15 @@ class EngineImpl final : public Engine {
   // The right to drive the engine: guards all of this block and the mailbox (Ring and Wait aside).
   mutable std::mutex driver_;
   std::unique_ptr<Negotiator> negotiator_;
-  std::unordered_map<Ticket, std::shared_ptr<Operation>> tickets_;
-  Ticket last_ticket_ = 0;
-  Inbox taken_;  // lists of the last round, whose memory the next one uses
+  KnownRequests known_requests_;
+  Tickets tickets_;
+  // Of the last round; the next one uses their memory.
+  Inbox::Taken taken_;
+  Mailbox::Event event_;
+  Actions actions_;
+  Job job_;                                                           // the next one
   std::vector<std::pair<std::shared_ptr<Operation>, Result>> ended_;  // to be told at the end of the turn
   bool aborted_ = false;
-  bool failure_seen_ = false;
   Result failure_;
   Deadline failure_deadline_ = Deadline::max();
   bool leaving_ = false;
@@ -574,15 +481,10 @@ class EngineImpl final : public Engine {
 
   std::atomic<Duration::rep> last_driven_{0};  // by a user's thread
   std::atomic<bool> asleep_{false};
-  std::mutex inbox_mutex_;  // guards inbox_ and closed_
   Inbox inbox_;
-  Result closed_;  // not ok: why submissions are refused
+  LiveSets sets_;
 
-  mutable std::mutex sets_mutex_;  // guards sets_
-  std::map<SetId, std::shared_ptr<const std::vector<int>>> sets_;
-
-  std::mutex blocked_mutex_;  // guards blocked_
-  std::vector<Operation*> blocked_;
+  Waiters waiters_;
 
   std::optional<Executor> executor_;
   std::mutex shutdown_mutex_;  // one Shutdown at a time

@@ -67,9 +67,14 @@ Executor::~Executor() {
   thread_.join();
 }
 
-void Executor::Push(Job job, bool wake) {
+void Executor::Push(Job* job, bool wake) {
   std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(job));
+  queue_.push_back(std::move(*job));
+  *job = Job{};
+  if (!spare_.empty()) {
+    *job = std::move(spare_.back());
+    spare_.pop_back();
+  }
   pending_.fetch_add(1, std::memory_order_release);
   if (sleeping_ && wake) changed_.notify_all();
 }
@@ -81,8 +86,12 @@ void Executor::Take(Job* job) {
   running_ = true;
 }
 
-void Executor::Finish() {
+void Executor::Finish(Job* job) {
+  job->batch.entries.clear();
+  job->operations.clear();
+  job->members = nullptr;
   std::lock_guard lock(mutex_);
+  spare_.push_back(std::move(*job));
   running_ = false;
   // WaitIdle; or the thread, if a user's thread ran this job and more is queued. Else nobody needs to be woken.
   if (idle_waiters_ > 0 || !queue_.empty()) changed_.notify_all();
@@ -97,7 +106,7 @@ void Executor::TryRunOne() {
     Take(&job);
   }
   Run(job);
-  Finish();
+  Finish(&job);
 }
 
 void Executor::Abort(const Result& cause) {
@@ -126,8 +135,7 @@ void Executor::Main() {
   Job job;
   while (Pop(&job)) {
     Run(job);
-    job = Job{};
-    Finish();
+    Finish(&job);
   }
 }
 
@@ -184,7 +192,7 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
   auto here = std::find(members.begin(), members.end(), config_.rank);
   int member = here == members.end() ? -1 : static_cast<int>(here - members.begin());
 
-  FusedOperation fused;
+  FusedOperation& fused = fused_;
   fused.op = definition.op;
   fused.dtype = definition.tensors[list.front().tensor].dtype;
   fused.reduction = definition.reduction;
@@ -202,7 +210,8 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
   PhaseTimes phases;
   phases.Start(start_ticks);
   fused.phases = &phases;
-  for (const auto& planned : list) fused.tensors.push_back(Prepare(job, planned, member));
+  fused.tensors.resize(list.size());
+  for (std::size_t i = 0; i < list.size(); ++i) Prepare(job, list[i], member, &fused.tensors[i]);
 
   Backend* backend = nullptr;
   for (auto& candidate : *config_.backends) {
@@ -264,12 +273,15 @@ void Executor::RunList(Job& job, const std::vector<PlannedTensor>& list) {
   }
 }
 
-FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member) {
+void Executor::Prepare(Job& job, const PlannedTensor& planned, int member, FusedTensor* prepared) {
   const AgreedEntry& entry = job.batch.entries[planned.entry];
   const Definition& definition = *entry.definition;
   const std::size_t members = job.members->size();
   const OpInfo& op = Info(definition.op);
-  FusedTensor tensor;
+  FusedTensor& tensor = *prepared;
+  tensor.input = nullptr;
+  tensor.output = nullptr;
+  tensor.rows.clear();
   tensor.shape = definition.tensors[planned.tensor].shape;
   if (definition.op == Op::kAllgather) {
     for (const auto& values : entry.values) tensor.rows.push_back(values[planned.tensor]);
@@ -279,7 +291,7 @@ FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member
       tensor.rows.insert(tensor.rows.end(), begin, begin + static_cast<std::ptrdiff_t>(members));
     }
   }
-  if (member < 0) return tensor;
+  if (member < 0) return;
   if (definition.op == Op::kAllgather) {
     tensor.shape[0] = tensor.rows[member];
   } else if (op.splits) {
@@ -287,7 +299,7 @@ FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member
   }
 
   auto& operation = job.operations[planned.entry];
-  if (!operation) return tensor;  // joined: no memory, the neutral element
+  if (!operation) return;  // joined: no memory, the neutral element
   const TensorRequest& request = operation->request().tensors[planned.tensor];
   Operation::Output& output = operation->outputs[planned.tensor];
   output.shape = OutputShape(definition.op, tensor, member, members);
@@ -310,7 +322,6 @@ FusedTensor Executor::Prepare(Job& job, const PlannedTensor& planned, int member
   }
   tensor.input = request.input;
   tensor.output = output.data;
-  return tensor;
 }
 
 void Executor::Record(const Job& job, const std::vector<PlannedTensor>& list, const FusedOperation& fused,

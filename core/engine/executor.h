@@ -47,8 +47,9 @@ class Executor {
   explicit Executor(Config config);
   ~Executor();  // runs out the queue, then ends the thread
 
-  // `wake` false: the caller calls TryRunOne right away.
-  void Push(Job job, bool wake = true);
+  // Takes the job, and puts an empty one in its place, with memory of one that has run. `wake` false: the caller calls
+  // TryRunOne right away.
+  void Push(Job* job, bool wake = true);
   // Runs the next job in the calling thread, if one waits and none runs: a user's thread that waits anyway saves the
   // way through the executor's thread.
   void TryRunOne();
@@ -60,11 +61,11 @@ class Executor {
  private:
   void Main();
   bool Pop(Job* job);
-  void Take(Job* job);  // the next job; mutex_ is held
-  void Finish();        // of a job taken
+  void Take(Job* job);    // the next job; mutex_ is held
+  void Finish(Job* job);  // one taken; nothing is left of it but memory
   void Run(Job& job);
   void RunList(Job& job, const std::vector<PlannedTensor>& list);
-  FusedTensor Prepare(Job& job, const PlannedTensor& planned, int member);
+  void Prepare(Job& job, const PlannedTensor& planned, int member, FusedTensor* prepared);
   void End(Job& job, std::size_t entry, const Result& result);
   // Adds a list that ran to the counters and, from `start` on, to the timeline if that is open.
   void Record(const Job& job, const std::vector<PlannedTensor>& list, const FusedOperation& fused,
@@ -76,12 +77,14 @@ class Executor {
   std::uint64_t next_chunk_;
   std::vector<int> open_tensors_;                      // of the running job, by entry: tensors not yet run
   std::vector<bool> starved_;                          // ... the user gave no memory for an output
+  FusedOperation fused_;                               // the running list, or the last one, for its memory
   std::vector<std::unique_ptr<std::byte[]>> scratch_;  // stands in for memory a user did not give
   std::atomic<int> pending_{0};                        // queued jobs, for polling without the mutex
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::deque<Job> queue_;
+  std::vector<Job> spare_;  // empty ones
   bool running_ = false;
   int idle_waiters_ = 0;
   bool stop_ = false;

@@ -1,6 +1,7 @@
 #include "negotiation/coordinator.h"
 
 #include <algorithm>
+#include <span>
 
 #include "negotiation/agreement.h"
 
@@ -14,72 +15,70 @@ Result HasLeft(const Definition& definition, int rank, const NegotiatorConfig& c
 namespace {
 
 // Row counts that a ragged operation travels with: are there as many as it needs, and can they be?
-Result CheckRows(const Definition& definition, int member, const Values& rows, std::size_t members) {
+Result CheckRows(const Definition& definition, int member, std::span<const std::int64_t> rows, std::size_t members) {
   std::size_t count = RowsNeeded(definition, members);
-  std::string who = Describe(definition) + ": rank " + std::to_string(member);
+  auto wrong = [&](const std::string& what) {
+    return Result(Code::kMismatch, Describe(definition) + ": rank " + std::to_string(member) + " gave " + what);
+  };
   if (rows.size() != count) {
-    return Result(Code::kMismatch, who + " gave " + std::to_string(rows.size()) + " row counts where " +
-                                       std::to_string(count) + " are needed");
+    return wrong(std::to_string(rows.size()) + " row counts where " + std::to_string(count) + " are needed");
   }
   auto negative = std::find_if(rows.begin(), rows.end(), [](std::int64_t n) { return n < 0; });
-  if (negative == rows.end()) return Ok();
-  return Result(Code::kMismatch, who + " gave a negative row count, " + std::to_string(*negative));
+  return negative == rows.end() ? Ok() : wrong("a negative row count, " + std::to_string(*negative));
 }
 
 }  // namespace
 
-Result Coordinator::Check(const PendingEntry& entry, const std::vector<int>& members, const Absence& absence) const {
-  const Definition& definition = entry.variants.front().definition->definition;
+Result Coordinator::Check(const EntryReport& report, const std::vector<int>& members, const Absence& absence) const {
+  const Definition& definition = report.variants.front()->definition;
   const OpInfo& op = Info(definition.op);
-  for (int member : members) {
-    auto left = absence.departed.find(member);
-    if (!values_[member] && left != absence.departed.end()) return HasLeft(definition, left->second, config_);
+  if (!absence.departed.empty()) {
+    for (int member : members) {
+      auto left = absence.departed.find(member);
+      if (!brought_[member] && left != absence.departed.end()) return HasLeft(definition, left->second, config_);
+    }
   }
-  if (entry.variants.size() > 1) {
-    std::vector<Opinion> opinions;
-    for (const auto& variant : entry.variants) opinions.push_back(OpinionOf(variant));
-    RONDE_RETURN_IF_ERROR(CheckAgreement(opinions));
-  }
+  if (report.variants.size() > 1) RONDE_RETURN_IF_ERROR(CheckAgreement(report.Opinions()));
   if (op.rooted && !std::binary_search(members.begin(), members.end(), definition.root)) {
     return Result(Code::kArgument, Describe(definition) + ": its root, rank " + std::to_string(definition.root) +
                                        ", is not in process set " + std::to_string(definition.set));
   }
-  if (op.rooted && !values_[definition.root]) {
+  if (op.rooted && !brought_[definition.root]) {
     return Result(Code::kMismatch, Describe(definition) + ": its root, rank " + std::to_string(definition.root) +
                                        ", has joined and sends nothing");
   }
   if (!op.ragged) return Ok();
   for (int member : members) {
-    if (values_[member]) RONDE_RETURN_IF_ERROR(CheckRows(definition, member, *values_[member], members.size()));
+    if (!brought_[member]) continue;
+    RONDE_RETURN_IF_ERROR(CheckRows(definition, member, report.ValuesOf(*brought_[member]), members.size()));
   }
   return Ok();
 }
 
-void Coordinator::Decide(const PendingEntry& entry, const Result& conflict, const std::vector<int>& members,
+void Coordinator::Decide(const EntryReport& report, const Result& conflict, const std::vector<int>& members,
                          const Absence& absence) {
-  values_.assign(config_.parents.size(), nullptr);
-  for (const auto& variant : entry.variants) {
-    for (const auto& contribution : variant.contributions) values_[contribution.rank] = &contribution.values;
+  brought_.assign(config_.parents.size(), nullptr);
+  for (const auto& contribution : report.contributions) brought_[contribution.rank] = &contribution;
+  const Definition& definition = report.variants.front()->definition;
+  DecidedEntry& decided = queues_[definition.set].ready.emplace_back();
+  decided.known = report.variants.front();
+  decided.number = report.number;
+  decided.error = conflict.ok() ? Check(report, members, absence) : conflict;
+  if (!decided.error.ok()) return;
+  const OpInfo& op = Info(definition.op);
+  std::size_t count = RowsNeeded(definition, members.size());
+  for (int member : members) {
+    const auto* brought = brought_[member];
+    if (brought == nullptr) decided.joined.push_back(member);
+    if (!op.ragged) continue;
+    Values& values = decided.values.emplace_back(count, 0);
+    if (brought != nullptr) std::ranges::copy(report.ValuesOf(*brought), values.begin());
   }
-  DecidedEntry decided;
-  decided.known = entry.variants.front().definition;
-  decided.number = entry.number;
-  decided.error = conflict.ok() ? Check(entry, members, absence) : conflict;
-  const Definition& definition = decided.known->definition;
-  if (decided.error.ok()) {
-    const OpInfo& op = Info(definition.op);
-    std::size_t count = RowsNeeded(definition, members.size());
-    for (int member : members) {
-      const Values* values = values_[member];
-      if (values == nullptr) decided.joined.push_back(member);
-      if (op.ragged) decided.values.push_back(values == nullptr ? Values(count, 0) : *values);
-    }
-  }
-  queues_[definition.set].ready.push_back(std::move(decided));
 }
 
-std::optional<DecidedBatch> Coordinator::Next(TimePoint now, int last_joined) {
+bool Coordinator::Next(TimePoint now, int last_joined, DecidedBatch* batch) {
   next_wake_ = TimePoint::max();
+  batch->entries.clear();
   bool empty = true;
   for (auto& [id, queue] : queues_) {
     if (queue.ready.empty()) continue;
@@ -97,24 +96,20 @@ std::optional<DecidedBatch> Coordinator::Next(TimePoint now, int last_joined) {
       }
     }
     queue.lingering = false;
-    DecidedBatch batch;
-    batch.set = id;
-    batch.number = queue.next_number++;
-    batch.entries.swap(queue.ready);
-    return batch;
+    batch->set = id;
+    batch->number = queue.next_number++;
+    batch->entries.swap(queue.ready);
+    return true;
   }
-  if (empty && last_joined >= 0) {
-    DecidedBatch batch;
-    batch.number = queues_[kGlobalSet].next_number++;
-    Definition join;
-    join.op = Op::kJoin;
-    DecidedEntry entry;
-    entry.known = definitions_.Intern(join);
-    entry.last_joined = last_joined;
-    batch.entries.push_back(std::move(entry));
-    return batch;
-  }
-  return std::nullopt;
+  if (!empty || last_joined < 0) return false;
+  batch->set = kGlobalSet;
+  batch->number = queues_[kGlobalSet].next_number++;
+  Definition join;
+  join.op = Op::kJoin;
+  DecidedEntry& entry = batch->entries.emplace_back();
+  entry.known = definitions_.Intern(join);
+  entry.last_joined = last_joined;
+  return true;
 }
 
 std::vector<std::uint64_t> Coordinator::AssignIds(DecidedBatch& batch) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <list>
 #include <map>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -20,11 +19,12 @@ class Coordinator {
       : config_(config), definitions_(definitions) {}
 
   // All members are ready, have joined or have left. `conflict`: why it fails even if they agree.
-  void Decide(const PendingEntry& entry, const Result& conflict, const std::vector<int>& members,
+  void Decide(const EntryReport& report, const Result& conflict, const std::vector<int>& members,
               const Absence& absence);
   // The next batch that credit and linger allow. `last_joined` >= 0: all ranks have joined, so once nothing else is
   // left a batch releases them.
-  std::optional<DecidedBatch> Next(TimePoint now, int last_joined);
+  // It comes in place of what is in `batch`, whose memory is used again. False: there is none.
+  bool Next(TimePoint now, int last_joined, DecidedBatch* batch);
   // Gives ids to new definitions of the batch, just before it is written. Returns the ids to evict.
   std::vector<std::uint64_t> AssignIds(DecidedBatch& batch);
   void Finished(SetId set, std::uint64_t number);
@@ -43,13 +43,13 @@ class Coordinator {
     std::uint64_t next_number = 0;
     std::uint64_t finished = 0;  // batches
   };
-  Result Check(const PendingEntry& entry, const std::vector<int>& members, const Absence& absence) const;
+  Result Check(const EntryReport& report, const std::vector<int>& members, const Absence& absence) const;
   void Touch(std::uint64_t id);
 
   const NegotiatorConfig& config_;
   DefinitionTable& definitions_;
   std::map<SetId, Queue> queues_;
-  std::vector<const Values*> values_;  // of the entry that is decided, by rank; null: not ready
+  std::vector<const EntryReport::Contribution*> brought_;  // to the entry that is decided, by rank; null: not ready
   TimePoint next_wake_ = TimePoint::max();
   std::uint64_t last_id_ = 0;
   std::list<std::uint64_t> by_use_;  // least recently used first

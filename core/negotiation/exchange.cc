@@ -58,11 +58,11 @@ bool Consistent(const DecidedEntry& entry, const std::vector<int>& members, cons
 
 }  // namespace
 
-DecidedBatch ReadBatch(Reader& reader, DefinitionTable& definitions, const ProcessSets& sets) {
-  DecidedBatch batch;
-  batch.set = static_cast<SetId>(reader.Unsigned());
-  batch.number = reader.Unsigned();
-  const ProcessSet* set = sets.Find(batch.set);
+void ReadBatch(Reader& reader, DefinitionTable& definitions, const ProcessSets& sets, DecidedBatch* batch) {
+  batch->entries.clear();
+  batch->set = static_cast<SetId>(reader.Unsigned());
+  batch->number = reader.Unsigned();
+  const ProcessSet* set = sets.Find(batch->set);
   if (set == nullptr) reader.Fail("a batch of an unknown process set");
   for (std::size_t n = reader.Count(); n > 0 && reader.ok(); --n) {
     DecidedEntry entry;
@@ -71,7 +71,7 @@ DecidedBatch ReadBatch(Reader& reader, DefinitionTable& definitions, const Proce
     entry.number = reader.Unsigned();
     entry.error = ReadError(reader);
     if (!reader.ok()) break;
-    if (entry.known->definition.set != batch.set) reader.Fail("an entry of another process set");
+    if (entry.known->definition.set != batch->set) reader.Fail("an entry of another process set");
     if (entry.assigned) definitions.Assign(entry.known, entry.assigned);
     if (entry.error.ok()) {
       entry.joined = reader.Signeds<int>();
@@ -83,17 +83,16 @@ DecidedBatch ReadBatch(Reader& reader, DefinitionTable& definitions, const Proce
       entry.last_joined = static_cast<int>(reader.Signed());
       if (reader.ok() && !Consistent(entry, set->members, sets)) reader.Fail("an impossible entry");
     }
-    batch.entries.push_back(std::move(entry));
+    batch->entries.push_back(std::move(entry));
   }
-  return batch;
 }
 
-AgreedEntry Agreed(const DecidedEntry& entry) {
+AgreedEntry Agreed(DecidedEntry& entry) {
   AgreedEntry agreed;
   agreed.definition = std::shared_ptr<const Definition>(entry.known, &entry.known->definition);
   agreed.number = entry.number;
-  agreed.joined = entry.joined;
-  agreed.values = entry.values;
+  agreed.joined = std::move(entry.joined);
+  agreed.values = std::move(entry.values);
   agreed.error = entry.error;
   agreed.new_set = entry.new_set;
   agreed.existed = entry.existed;
@@ -104,25 +103,33 @@ AgreedEntry Agreed(const DecidedEntry& entry) {
 void Write(Writer& writer, const EntryReport& report) {
   writer.Unsigned(report.number);
   writer.Unsigned(report.variants.size());
-  for (const auto& variant : report.variants) {
-    DefinitionTable::Write(writer, *variant.definition);
-    writer.Unsigned(variant.contributions.size());
-    for (const auto& contribution : variant.contributions) {
+  for (std::uint32_t v = 0; v < report.variants.size(); ++v) {
+    auto says = [v](const EntryReport::Contribution& c) { return c.variant == v; };
+    DefinitionTable::Write(writer, *report.variants[v]);
+    writer.Unsigned(
+        static_cast<std::uint64_t>(std::count_if(report.contributions.begin(), report.contributions.end(), says)));
+    for (const auto& contribution : report.contributions) {
+      if (!says(contribution)) continue;
       writer.Signed(contribution.rank);
-      writer.Signeds(contribution.values);
+      writer.Signeds(report.ValuesOf(contribution));
     }
   }
 }
 
-EntryReport ReadReport(Reader& reader, int peer, DefinitionTable& definitions, const ProcessSets& sets,
-                       const TreePosition& tree) {
-  EntryReport report;
-  report.number = reader.Unsigned();
+void ReadReport(Reader& reader, int peer, DefinitionTable& definitions, const ProcessSets& sets,
+                const TreePosition& tree, EntryReport* report) {
+  report->Clear();
+  report->number = reader.Unsigned();
   for (std::size_t n = reader.Count(); n > 0 && reader.ok(); --n) {
-    Variant variant{definitions.Read(reader), {}};
+    const DefinitionPtr known = definitions.Read(reader);
     std::size_t ranks = reader.Count();
     if (!reader.ok()) break;
-    const Definition& definition = variant.definition->definition;
+    const auto variant = report->Add(known);
+    const Definition& definition = known->definition;
+    const Definition& first = report->variants.front()->definition;
+    if (variant > 0 && KeyOf(definition, report->number) != KeyOf(first, report->number)) {
+      reader.Fail("a report of several operations");
+    }
     const ProcessSet* set = sets.Find(definition.set);  // null: it was removed meanwhile
     for (; ranks > 0 && reader.ok(); --ranks) {
       auto rank = static_cast<int>(reader.Signed());
@@ -130,15 +137,11 @@ EntryReport ReadReport(Reader& reader, int peer, DefinitionTable& definitions, c
       if (set != nullptr && !std::binary_search(set->members.begin(), set->members.end(), rank)) {
         reader.Fail("a rank that is not in the process set");
       }
-      variant.contributions.push_back({rank, reader.Signeds<std::int64_t>()});
-    }
-    report.variants.push_back(std::move(variant));
-    const Definition& first = report.variants.front().definition->definition;
-    if (report.variants.size() > 1 && KeyOf(definition, report.number) != KeyOf(first, report.number)) {
-      reader.Fail("a report of several operations");
+      const std::size_t first_value = report->values.size();
+      reader.Signeds(&report->values);
+      report->contributions.push_back({rank, variant, first_value, report->values.size() - first_value});
     }
   }
-  return report;
 }
 
 }  // namespace ronde

@@ -32,15 +32,16 @@ struct DecidedBatch {
 };
 
 void Write(Writer& writer, const DecidedBatch& batch);
+// Both readers put what they read in place of what is there, whose memory they use.
 // Gives the ids of the batch to their definitions.
-DecidedBatch ReadBatch(Reader& reader, DefinitionTable& definitions, const ProcessSets& sets);
-// What the engine gets of it; the ticket is the rank's own matter.
-AgreedEntry Agreed(const DecidedEntry& entry);
+void ReadBatch(Reader& reader, DefinitionTable& definitions, const ProcessSets& sets, DecidedBatch* batch);
+// What the engine gets of it; the ticket is the rank's own matter. Takes the entry's lists.
+AgreedEntry Agreed(DecidedEntry& entry);
 
 void Write(Writer& writer, const EntryReport& report);
 // `peer`: the child that sent it; it may speak for its subtree only.
-EntryReport ReadReport(Reader& reader, int peer, DefinitionTable& definitions, const ProcessSets& sets,
-                       const TreePosition& tree);
+void ReadReport(Reader& reader, int peer, DefinitionTable& definitions, const ProcessSets& sets,
+                const TreePosition& tree, EntryReport* report);
 
 // How many row counts each member of a ragged operation brings.
 inline std::size_t RowsNeeded(const Definition& definition, std::size_t members) {

@@ -51,6 +51,7 @@ Plan PlanFusion(const Batch& batch, const FusionLimits& limits, std::size_t /*nu
   };
   std::map<std::string, Open, std::less<>> open;  // lists that may still grow, by signature
   Writer writer;
+  writer.Reserve(64);
   for (std::size_t e = 0; e < batch.entries.size(); ++e) {
     const AgreedEntry& entry = batch.entries[e];
     if (!entry.error.ok()) continue;

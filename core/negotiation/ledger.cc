@@ -1,12 +1,44 @@
 #include "negotiation/ledger.h"
 
+#include <charconv>
+
 namespace ronde {
+namespace {
+
+void Append(std::string* text, std::uint64_t number) {
+  char digits[20];
+  text->append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
+
+void AppendUnnamedKey(std::string* text, const Definition& definition, std::uint64_t number) {
+  Append(text, definition.set);
+  *text += '\1';
+  *text += static_cast<char>('a' + static_cast<int>(definition.op));
+  Append(text, number);
+}
+
+std::vector<Key> MemberKeys(const Definition& definition) {
+  std::vector<Key> keys;
+  if (definition.name.empty() || definition.tensors.size() < 2) return keys;
+  for (const auto& tensor : definition.tensors) {
+    if (!tensor.name.empty() && tensor.name != definition.name) keys.emplace_back(KeyOf(definition.set, tensor.name));
+  }
+  return keys;
+}
+
+}  // namespace
+
+KnownDefinition::KnownDefinition(Definition what, std::string_view encoded)
+    : definition(std::move(what)),
+      bytes(encoded),
+      key(definition.name.empty() ? std::string() : KeyOf(definition.set, definition.name)),
+      members(MemberKeys(definition)) {}
 
 DefinitionPtr DefinitionTable::Intern(const Definition& definition) {
   scratch_.Clear();
   ronde::Write(scratch_, definition);
   if (auto found = by_bytes_.find(scratch_.bytes()); found != by_bytes_.end()) return found->second;
-  return std::make_shared<KnownDefinition>(KnownDefinition{definition, std::string(scratch_.bytes()), 0});
+  return std::make_shared<KnownDefinition>(definition, scratch_.bytes());
 }
 
 void DefinitionTable::Assign(const DefinitionPtr& definition, std::uint64_t id) {
@@ -61,8 +93,9 @@ std::vector<std::uint64_t> Evictions::Gone(int child) {
 
 std::string KeyOf(const Definition& definition, std::uint64_t number) {
   if (!definition.name.empty()) return KeyOf(definition.set, definition.name);
-  return std::to_string(definition.set) + '\1' + static_cast<char>('a' + static_cast<int>(definition.op)) +
-         std::to_string(number);
+  std::string key;
+  AppendUnnamedKey(&key, definition, number);
+  return key;
 }
 
 std::string KeyOf(SetId set, const std::string& name) {
@@ -71,6 +104,13 @@ std::string KeyOf(SetId set, const std::string& name) {
   key += '\2';
   key += name;
   return key;
+}
+
+KeyView KeyOf(const KnownDefinition& known, std::uint64_t number, std::string* scratch) {
+  if (!known.definition.name.empty()) return known.key;
+  scratch->clear();
+  AppendUnnamedKey(scratch, known.definition, number);
+  return KeyView(*scratch);
 }
 
 }  // namespace ronde

@@ -11,15 +11,20 @@
 #include <unordered_map>
 #include <vector>
 
+#include "negotiation/key_table.h"
 #include "wire/codec.h"
 #include "wire/definition.h"
 
 namespace ronde {
 
-// A definition as it is known at one node. `id` is 0 while rank 0 has given none, and again after eviction.
+// A definition as it is known at one node, with what is made of it again and again. `id` is 0 while rank 0 has given
+// none, and again after eviction.
 struct KnownDefinition {
-  Definition definition;
-  std::string bytes;  // encoded; also what it is found by
+  KnownDefinition(Definition what, std::string_view encoded);
+  const Definition definition;
+  const std::string bytes;         // encoded; also what it is found by
+  const Key key;                   // of its entries; nothing if it is unnamed
+  const std::vector<Key> members;  // of a named group: keys of the other names it reserves, those of its tensors
   std::uint64_t id = 0;
 };
 using DefinitionPtr = std::shared_ptr<KnownDefinition>;
@@ -76,5 +81,7 @@ class Evictions {
 // Identity of an entry, the same on all ranks: (set, name), or for unnamed operations (set, op, submission number).
 std::string KeyOf(const Definition& definition, std::uint64_t number);
 std::string KeyOf(SetId set, const std::string& name);
+// The same, without allocating. Valid as long as the definition, and until `scratch` changes.
+KeyView KeyOf(const KnownDefinition& known, std::uint64_t number, std::string* scratch);
 
 }  // namespace ronde

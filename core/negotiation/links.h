@@ -36,7 +36,7 @@ enum class Record : std::uint8_t {
 class Links {
  public:
   explicit Links(const NegotiatorConfig& config) : parent_(config.parent), children_(config.children) {
-    all_ = children_;
+    all_ = live_children_ = children_;
     if (parent_ >= 0) all_.push_back(parent_);
   }
 
@@ -55,26 +55,38 @@ class Links {
     return writer;
   }
   Writer& Up(Record record) { return To(parent_, record); }
-  std::vector<std::pair<int, std::vector<std::byte>>> Take() {
-    std::vector<std::pair<int, std::vector<std::byte>>> messages;
+  // What was written since the last time, in place of what is there, whose memory is used again.
+  void Take(Messages* messages) {
+    for (auto& [peer, message] : *messages) spare_.push_back(std::move(message));
+    messages->clear();
     for (auto& [peer, writer] : outgoing_) {
-      if (!writer.empty() && !gone_.count(peer)) messages.emplace_back(peer, writer.Take());
+      if (writer.empty()) continue;
+      if (gone_.count(peer) > 0) {
+        writer.Clear();
+        continue;
+      }
+      std::vector<std::byte> memory;
+      if (!spare_.empty()) {
+        memory = std::move(spare_.back());
+        spare_.pop_back();
+      }
+      messages->emplace_back(peer, writer.Take(std::move(memory)));
     }
-    outgoing_.clear();
-    return messages;
   }
 
   const std::vector<int>& all() const { return all_; }
   // Children that have not said goodbye.
-  std::vector<int> LiveChildren() const {
-    std::vector<int> live;
-    std::copy_if(children_.begin(), children_.end(), std::back_inserter(live),
-                 [&](int child) { return !left_.count(child) && !gone_.count(child); });
-    return live;
+  const std::vector<int>& LiveChildren() const { return live_children_; }
+  void HeardGoodbye(int peer) {
+    left_.insert(peer);
+    heard_.insert(peer);
+    std::erase(live_children_, peer);
   }
-  void HeardGoodbye(int peer) { left_.insert(peer), heard_.insert(peer); }
   void WasHeard(int peer) { heard_.insert(peer); }
-  void Gone(int peer) { gone_.insert(peer); }
+  void Gone(int peer) {
+    gone_.insert(peer);
+    std::erase(live_children_, peer);
+  }
   bool HasLeft(int peer) const { return left_.count(peer) > 0; }
   bool IsGone(int peer) const { return gone_.count(peer) > 0; }
   // Everybody who could still wait for this rank knows that it leaves.
@@ -86,10 +98,12 @@ class Links {
   const int parent_;
   const std::vector<int> children_;
   std::vector<int> all_;
+  std::vector<int> live_children_;
   std::set<int> left_;   // said goodbye
   std::set<int> heard_;  // know of this rank's goodbye, or said their own
   std::set<int> gone_;   // their connection ended
   std::map<int, Writer> outgoing_;
+  std::vector<std::vector<std::byte>> spare_;  // memory of messages
 };
 
 }  // namespace ronde

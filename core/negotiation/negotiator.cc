@@ -25,26 +25,28 @@ class NegotiatorImpl final : public Negotiator {
         links_(config_),
         sets_(tree_),
         pending_(tree_, sets_, absence_,
-                 [this](PendingEntry entry, const Result& conflict) { Complete(std::move(entry), conflict); }),
+                 [this](const EntryReport& report, const Result& conflict) { Complete(report, conflict); }),
         stall_(config_) {
     if (root_) coordinator_ = std::make_unique<Coordinator>(config_, definitions_);
   }
 
-  void Submit(Ticket ticket, const Definition& definition, const Values& values, TimePoint now) override {
+  void Submit(Ticket ticket, const DefinitionPtr& definition, const Values& values, TimePoint now) override {
     now_ = now;
-    if (Result refused = Refuse(definition); !refused.ok()) return Fail(ticket, refused);
-    if (definition.op == Op::kJoin) {
+    if (Result refused = Refuse(definition->definition); !refused.ok()) return Fail(ticket, refused);
+    if (definition->definition.op == Op::kJoin) {
       submissions_.AddJoin(ticket);
       return Joined(config_.rank);
     }
     std::uint64_t number = 0;
     if (Result taken = submissions_.Add(ticket, definition, &number); !taken.ok()) return Fail(ticket, taken);
-    EntryReport report{number, std::vector<Variant>(1)};
-    report.variants[0].definition = definitions_.Intern(definition);
-    report.variants[0].contributions.push_back({config_.rank, values});
-    ++(report.variants[0].definition->id != 0 ? counts_.cache_hits : counts_.cache_misses);
-    (void)Report(std::move(report), now, ticket);
+    report_.Clear();
+    report_.number = number;
+    report_.Add(config_.rank, report_.Add(definition), values);
+    ++(definition->id != 0 ? counts_.cache_hits : counts_.cache_misses);
+    (void)Report(report_, now, ticket);
   }
+
+  DefinitionPtr Intern(const Definition& definition) override { return definitions_.Intern(definition); }
 
   void Receive(int peer, std::span<const std::byte> message, TimePoint now) override {
     now_ = now;
@@ -73,7 +75,7 @@ class NegotiatorImpl final : public Negotiator {
     stall_.Ticked(now);
     pending_.CompleteConflicting();
     if (!root_) return ReportStalled(now);
-    StallFinding finding = stall_.Look(pending_.entries(), sets_, absence_, now);
+    StallFinding finding = stall_.Look(pending_.Sorted(), sets_, absence_, now);
     if (finding.ask) {
       for (int child : links_.LiveChildren()) links_.To(child, Record::kAskBlocked);
       Blocked(config_.rank, blocked);
@@ -125,17 +127,20 @@ class NegotiatorImpl final : public Negotiator {
     return set == nullptr ? nullptr : &set->members;
   }
 
-  Actions Take() override {
+  void Take(Actions* actions) override {
+    for (auto& batch : actions->batches) spare_batches_.push_back(std::move(batch));
+    actions->batches.clear();
+    actions->failed.clear();
+    actions->logs.clear();
+    actions->ready.clear();
     Settle();
-    Actions actions;
-    actions.messages = links_.Take();
-    actions.batches.swap(batches_);
-    actions.failed.swap(failed_);
-    actions.logs.swap(logs_);
-    actions.ready.swap(ready_);
-    actions.closed = closed_;
-    actions.abort = abort_;
-    return actions;
+    links_.Take(&actions->messages);
+    actions->batches.swap(batches_);
+    actions->failed.swap(failed_);
+    actions->logs.swap(logs_);
+    actions->ready.swap(ready_);
+    actions->closed = closed_;
+    actions->abort = abort_;
   }
 
   bool busy() const override { return !submissions_.empty() && abort_.ok(); }
@@ -184,8 +189,8 @@ class NegotiatorImpl final : public Negotiator {
     if (!links_.MaySend(peer, record)) return reader.Fail("a record from the wrong side");
     switch (record) {
       case Record::kReport: {
-        EntryReport report = ReadReport(reader, peer, definitions_, sets_, tree_);
-        if (reader.ok() && !Report(std::move(report), now)) reader.Fail("a rank reports twice");
+        ReadReport(reader, peer, definitions_, sets_, tree_, &report_);
+        if (reader.ok() && !Report(report_, now)) reader.Fail("a rank reports twice");
         return;
       }
       case Record::kJoined: {
@@ -272,25 +277,27 @@ class NegotiatorImpl final : public Negotiator {
   // ---- Readiness ----
 
   // False: a rank reports twice. The ticket: of a local submission.
-  bool Report(EntryReport report, TimePoint now, Ticket ticket = 0) {
+  bool Report(const EntryReport& report, TimePoint now, Ticket ticket = 0) {
     if (records_readiness_) RecordReady(report, now, ticket);
     if (leaving_ || !closed_.ok()) return true;  // nothing from here on is passed on
     if (pending_.empty()) stall_.Started(now);
-    return pending_.Report(std::move(report), now);
+    return pending_.Report(report, now);
   }
 
   void RecordReady(const EntryReport& report, TimePoint now, Ticket ticket) {
-    for (const auto& variant : report.variants) {
-      std::shared_ptr<const Definition> definition(variant.definition, &variant.definition->definition);
-      for (const auto& c : variant.contributions) ready_.push_back({definition, report.number, c.rank, ticket, now});
+    for (const auto& c : report.contributions) {
+      const DefinitionPtr& known = report.variants[c.variant];
+      std::shared_ptr<const Definition> definition(known, &known->definition);
+      ready_.push_back({std::move(definition), report.number, c.rank, ticket, now});
     }
   }
 
   // Everybody below is ready: decide at rank 0, else pass it up as one report. (One: a part of the variants could
   // complete the entry above together with ranks that have joined since.)
-  void Complete(PendingEntry entry, const Result& conflict) {
-    if (root_) return coordinator_->Decide(entry, conflict, *Members(entry.set()), absence_);
-    Write(links_.Up(Record::kReport), EntryReport{entry.number, std::move(entry.variants)});
+  void Complete(const EntryReport& report, const Result& conflict) {
+    const SetId set = report.variants.front()->definition.set;
+    if (root_) return coordinator_->Decide(report, conflict, *Members(set), absence_);
+    Write(links_.Up(Record::kReport), report);
   }
 
   // What this completes goes up first: a node above that knew of the absence before could take an entry for complete
@@ -321,12 +328,12 @@ class NegotiatorImpl final : public Negotiator {
   // Rank 0: commits what may be committed now: all that became ready since the last time, together.
   void Settle() {
     if (!root_ || !abort_.ok() || leaving_) return;
-    while (auto batch = coordinator_->Next(now_, AllJoined() ? last_joined_ : -1)) {
-      for (auto& entry : batch->entries) Prepare(entry);
-      std::vector<std::uint64_t> evicted = coordinator_->AssignIds(*batch);
-      for (int child : links_.LiveChildren()) Write(links_.To(child, Record::kBatch), *batch);
+    while (coordinator_->Next(now_, AllJoined() ? last_joined_ : -1, &decided_)) {
+      for (auto& entry : decided_.entries) Prepare(entry);
+      std::vector<std::uint64_t> evicted = coordinator_->AssignIds(decided_);
+      for (int child : links_.LiveChildren()) Write(links_.To(child, Record::kBatch), decided_);
       for (auto id : evicted) Evict(id);
-      Commit(*batch);
+      Commit(decided_);
     }
   }
   bool AllJoined() const {
@@ -360,6 +367,7 @@ class NegotiatorImpl final : public Negotiator {
   // A rank that left after an entry was ready and before it was committed, so that a member's data will not come; -1:
   // none.
   int LeftMember(const DecidedEntry& entry) const {
+    if (absence_.departed.empty()) return -1;
     const std::vector<int>* members = Members(entry.known->definition.set);
     if (members == nullptr || !entry.error.ok() || !Info(entry.known->definition.op).tensors) return -1;
     for (const auto& [rank, left] : absence_.departed) {
@@ -370,15 +378,15 @@ class NegotiatorImpl final : public Negotiator {
   }
 
   void ReceiveBatch(Reader& reader) {
-    DecidedBatch batch = ReadBatch(reader, definitions_, sets_);
+    ReadBatch(reader, definitions_, sets_, &decided_);
     if (!reader.ok()) return;
-    for (const auto& entry : batch.entries) {
+    for (const auto& entry : decided_.entries) {
       // Committed while a rank below was leaving: nobody may wait for it.
       if (int left = LeftMember(entry); left >= 0) return Abort(HasLeft(entry.known->definition, left, config_));
     }
-    for (int child : links_.LiveChildren()) Write(links_.To(child, Record::kBatch), batch);
-    for (const auto& entry : batch.entries) ChangeSets(entry);
-    Commit(batch);
+    for (int child : links_.LiveChildren()) Write(links_.To(child, Record::kBatch), decided_);
+    for (const auto& entry : decided_.entries) ChangeSets(entry);
+    Commit(decided_);
   }
 
   void ChangeSets(const DecidedEntry& entry) {
@@ -397,21 +405,25 @@ class NegotiatorImpl final : public Negotiator {
   }
 
   // A batch is decided: the same on every rank, in the same order.
-  void Commit(const DecidedBatch& decided) {
+  void Commit(DecidedBatch& decided) {
     Batch batch;
+    if (!spare_batches_.empty()) {
+      batch = std::move(spare_batches_.back());
+      spare_batches_.pop_back();
+      batch.entries.clear();
+    }
     batch.set = decided.set;
     batch.number = decided.number;
-    for (const auto& entry : decided.entries) {
-      const Definition& definition = entry.known->definition;
-      AgreedEntry agreed = Agreed(entry);
-      if (definition.op == Op::kJoin) {
+    for (auto& entry : decided.entries) {
+      AgreedEntry& agreed = batch.entries.emplace_back(Agreed(entry));
+      if (entry.known->definition.op == Op::kJoin) {
         absence_.joined.clear();
         agreed.ticket = submissions_.EndJoin();
       } else {
-        agreed.ticket = submissions_.End(definition, entry.number);
+        agreed.ticket = submissions_.End(*entry.known, entry.number);
       }
-      batch.entries.push_back(std::move(agreed));
     }
+    decided.entries.clear();  // hold no definitions
     batches_.push_back(std::move(batch));
   }
 
@@ -433,10 +445,10 @@ class NegotiatorImpl final : public Negotiator {
 
   // Every node times its own partial entries, since rank 0 does not see them.
   void ReportStalled(TimePoint now) {
-    for (auto& [key, entry] : pending_.entries()) {
-      if (entry.reported == entry.ready || now - entry.since < stall_.first_limit()) continue;
-      entry.reported = entry.ready;
-      WriteStalled(*entry.variants.front().definition, entry.number, entry.ReadyRanks());
+    for (PendingEntry* entry : pending_.Sorted()) {
+      if (entry->reported == entry->ready() || now - entry->since < stall_.first_limit()) continue;
+      entry->reported = entry->ready();
+      WriteStalled(*entry->report.variants.front(), entry->report.number, entry->ReadyRanks());
     }
   }
   void WriteStalled(const KnownDefinition& definition, std::uint64_t number, const std::vector<int>& ranks) {
@@ -473,6 +485,11 @@ class NegotiatorImpl final : public Negotiator {
   Result closed_;
   Result abort_;
   TimePoint now_{};  // of the last call that brought one
+
+  // What is at hand, kept for its memory.
+  EntryReport report_;
+  DecidedBatch decided_;
+  std::vector<Batch> spare_batches_;
 
   std::vector<Batch> batches_;
   std::vector<std::pair<Ticket, Result>> failed_;

@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/result.h"
+#include "negotiation/ledger.h"
 #include "wire/definition.h"
 
 namespace ronde {
@@ -90,10 +91,12 @@ struct NegotiatorCounts {
   std::int64_t stalls = 0;        // warnings, at rank 0
 };
 
+using Messages = std::vector<std::pair<int, std::vector<std::byte>>>;
+
 struct Actions {
-  std::vector<std::pair<int, std::vector<std::byte>>> messages;  // to peers, in this order
-  std::vector<Batch> batches;                                    // to execute, in this order; sets not ours included
-  std::vector<std::pair<Ticket, Result>> failed;                 // local submissions that end without a batch
+  Messages messages;                              // to peers, in this order
+  std::vector<Batch> batches;                     // to execute, in this order; sets not ours included
+  std::vector<std::pair<Ticket, Result>> failed;  // local submissions that end without a batch
   std::vector<std::pair<LogLevel, std::string>> logs;
   std::vector<Readiness> ready;  // only after RecordReadiness(true)
   // Not ok: the tree is gone because its upper end left in good order. What was committed still runs; everything else,
@@ -107,7 +110,10 @@ class Negotiator {
   virtual ~Negotiator() = default;
   // Local submissions. A name already in flight here (a group reserves its members' names) fails at once in `failed`,
   // so does one on an unknown set, a set without this rank, or after goodbye, abort or while joined.
-  virtual void Submit(Ticket ticket, const Definition& definition, const Values& values, TimePoint now) = 0;
+  virtual void Submit(Ticket ticket, const DefinitionPtr& definition, const Values& values, TimePoint now) = 0;
+  // The definition as it is known here. Keep it for the next submission: as long as it has an id, this returns the
+  // same.
+  virtual DefinitionPtr Intern(const Definition& definition) = 0;
   virtual void Receive(int peer, std::span<const std::byte> message, TimePoint now) = 0;
   // The executor finished a batch of this set here (only the set's lowest member's report travels).
   virtual void Finished(SetId set, std::uint64_t number, TimePoint now) = 0;
@@ -125,8 +131,9 @@ class Negotiator {
   virtual void Abort(const Result& cause) = 0;
   // Members of a live set, ascending; null if unknown. `kGlobalSet` always exists.
   virtual const std::vector<int>* Members(SetId set) const = 0;
-  // All that has been decided since the last call.
-  virtual Actions Take() = 0;
+  // All that has been decided since the last call, in place of what is there. Memory of the lists that are there is
+  // used again, that of batches and messages included: give back what Take filled.
+  virtual void Take(Actions* actions) = 0;
   // Something is pending here: the control thread should poll eagerly before it sleeps.
   virtual bool busy() const = 0;
   // Whether Actions::ready is filled from now on.

@@ -1,102 +1,123 @@
 #include "negotiation/pending_table.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
-
-#include "negotiation/agreement.h"
 
 namespace ronde {
 
+void EntryReport::Clear() {
+  number = 0;
+  variants.clear();
+  contributions.clear();
+  values.clear();
+}
+
+void EntryReport::Add(int rank, std::uint32_t variant, std::span<const std::int64_t> brought) {
+  contributions.push_back({rank, variant, values.size(), brought.size()});
+  values.insert(values.end(), brought.begin(), brought.end());
+}
+
+std::uint32_t EntryReport::Add(const DefinitionPtr& definition) {
+  auto same = std::find_if(variants.begin(), variants.end(), [&](const DefinitionPtr& variant) {
+    return variant == definition || variant->bytes == definition->bytes;
+  });
+  const auto index = static_cast<std::uint32_t>(same - variants.begin());
+  if (same == variants.end()) variants.push_back(definition);
+  return index;
+}
+
+void EntryReport::DropVariantsOfNobody() {
+  for (auto v = static_cast<std::uint32_t>(variants.size()); v-- > 0;) {
+    auto says = [v](const Contribution& c) { return c.variant == v; };
+    if (std::any_of(contributions.begin(), contributions.end(), says)) continue;
+    variants.erase(variants.begin() + v);
+    for (auto& c : contributions) c.variant -= c.variant > v;
+  }
+}
+
+std::vector<Opinion> EntryReport::Opinions() const {
+  std::vector<Opinion> opinions;
+  for (std::uint32_t v = 0; v < variants.size(); ++v) {
+    Opinion opinion{&variants[v]->definition, {}};
+    for (const auto& c : contributions) {
+      if (c.variant == v) opinion.ranks.push_back(c.rank);
+    }
+    if (!opinion.ranks.empty()) opinions.push_back(std::move(opinion));
+  }
+  return opinions;
+}
+
 std::vector<int> PendingEntry::ReadyRanks() const {
   std::vector<int> ranks;
-  for (const auto& variant : variants) {
-    for (const auto& c : variant.contributions) ranks.push_back(c.rank);
-  }
+  for (const auto& c : report.contributions) ranks.push_back(c.rank);
   return ranks;
 }
 
-Opinion OpinionOf(const Variant& variant) {
-  Opinion opinion{&variant.definition->definition, {}};
-  for (const auto& c : variant.contributions) opinion.ranks.push_back(c.rank);
-  return opinion;
+PendingEntry& PendingTable::Entry(const DefinitionPtr& definition, std::uint64_t number, TimePoint since) {
+  const KeyView key = KeyOf(*definition, number, &scratch_);
+  if (PendingEntry* found = entries_.Find(key)) return *found;
+  PendingEntry& entry = entries_.Add(key);
+  entry.report.number = number;
+  entry.report.variants.push_back(definition);
+  entry.heard.assign(static_cast<std::size_t>(tree_.size()), false);
+  entry.since = since;
+  entry.reported = 0;
+  entry.ready_elsewhere.clear();
+  entry.next_warning = {};
+  return entry;
 }
 
-bool PendingTable::Report(EntryReport report, TimePoint now) {
-  std::vector<Variant>& variants = report.variants;
+bool PendingTable::Report(const EntryReport& report, TimePoint now) {
   // What a rank said that has left since counts no more: its operation failed there.
-  if (!absence_.departed.empty()) {
-    for (auto& variant : variants) {
-      std::erase_if(variant.contributions, [&](const Contribution& c) { return absence_.departed.count(c.rank) > 0; });
-    }
-  }
-  std::erase_if(variants, [](const Variant& variant) { return variant.contributions.empty(); });
-  if (variants.empty()) return true;
-  const ProcessSet* set = sets_.Find(variants.front().definition->definition.set);
+  auto counts = [&](const EntryReport::Contribution& c) { return absence_.departed.count(c.rank) == 0; };
+  auto first = std::find_if(report.contributions.begin(), report.contributions.end(), counts);
+  if (first == report.contributions.end()) return true;
+  const DefinitionPtr& definition = report.variants[first->variant];
+  const ProcessSet* set = sets_.Find(definition->definition.set);
   // A set removed meanwhile: each rank's submission fails when it hears of that.
   if (set == nullptr) return true;
-  auto [place, added] = entries_.try_emplace(KeyOf(variants.front().definition->definition, report.number));
-  PendingEntry& entry = place->second;
-  if (added) {
-    entry.number = report.number;
-    entry.since = now;
-    entry.heard.resize(static_cast<std::size_t>(tree_.size()));
+  PendingEntry& entry = Entry(definition, report.number, now);
+  for (auto c = first; c != report.contributions.end(); ++c) {
+    if (!counts(*c)) continue;
+    if (entry.heard[c->rank]) return false;
+    entry.heard[c->rank] = true;
+    entry.report.Add(c->rank, entry.report.Add(report.variants[c->variant]), report.ValuesOf(*c));
   }
-  for (auto& variant : variants) {
-    for (const auto& contribution : variant.contributions) {
-      if (entry.heard[contribution.rank]) return false;
-      entry.heard[contribution.rank] = true;
-      ++entry.ready;
-    }
-    auto same = std::find_if(entry.variants.begin(), entry.variants.end(),
-                             [&](const Variant& v) { return v.definition->bytes == variant.definition->bytes; });
-    if (same == entry.variants.end()) {
-      entry.variants.push_back(std::move(variant));
-    } else {
-      same->contributions.insert(same->contributions.end(), std::make_move_iterator(variant.contributions.begin()),
-                                 std::make_move_iterator(variant.contributions.end()));
-    }
-  }
-  if (Covered(entry, set->below)) Finish(place, Ok());
+  if (Covered(entry, set->below)) Finish(entry, Ok());
   return true;
 }
 
 PendingEntry& PendingTable::ReportPartial(const DefinitionPtr& definition, std::uint64_t number, TimePoint since) {
-  auto [place, added] = entries_.try_emplace(KeyOf(definition->definition, number));
-  PendingEntry& entry = place->second;
-  if (added) {
-    entry.number = number;
-    entry.since = since;
-    entry.heard.resize(static_cast<std::size_t>(tree_.size()));
-    entry.variants.push_back(Variant{definition, {}});
-  }
-  return entry;
+  return Entry(definition, number, since);
 }
 
 bool PendingTable::Covered(const PendingEntry& entry, const std::vector<int>& below) const {
-  if (entry.ready >= below.size()) return true;
+  if (entry.ready() >= below.size()) return true;
   if (absence_.empty()) return false;
   return std::all_of(below.begin(), below.end(), [&](int rank) { return entry.heard[rank] || absence_.Has(rank); });
 }
 
-void PendingTable::Finish(Entries::iterator place, const Result& conflict) {
-  PendingEntry entry = std::move(place->second);
-  entries_.erase(place);
-  // Known from a node below as stalled only, and those who were ready have left: nobody is left to tell.
-  std::erase_if(entry.variants, [](const Variant& variant) { return variant.contributions.empty(); });
-  if (!entry.variants.empty()) complete_(std::move(entry), conflict);
+void PendingTable::Finish(PendingEntry& entry, const Result& conflict) {
+  EntryReport& report = entry.report;
+  const DefinitionPtr definition = report.variants.front();  // has the key
+  const std::uint64_t number = report.number;
+  if (report.variants.size() > 1) report.DropVariantsOfNobody();
+  // Else known from a node below as stalled only, and those who were ready have left: nobody is left to tell.
+  if (!report.contributions.empty()) complete_(report, conflict);
+  report.Clear();
+  entries_.Erase(KeyOf(*definition, number, &scratch_));
 }
 
 void PendingTable::Reconsider() {
-  for (auto place = entries_.begin(); place != entries_.end();) {
-    auto next = std::next(place);
-    const ProcessSet* set = sets_.Find(place->second.set());
-    if (set != nullptr && Covered(place->second, set->below)) Finish(place, Ok());
-    place = next;
+  for (PendingEntry* entry : entries_.Sorted()) {
+    const ProcessSet* set = sets_.Find(entry->set());
+    if (set != nullptr && Covered(*entry, set->below)) Finish(*entry, Ok());
   }
 }
 
 void PendingTable::RemoveSet(SetId set) {
-  std::erase_if(entries_, [&](const auto& item) { return item.second.set() == set; });
+  entries_.EraseIf([&](const PendingEntry& entry) { return entry.set() == set; });
 }
 
 namespace {
@@ -104,8 +125,8 @@ namespace {
 // The names that an operation in flight reserves, each with its set.
 std::set<std::string> Reserved(const PendingEntry& entry) {
   std::set<std::string> names;
-  for (const auto& variant : entry.variants) {
-    const Definition& d = variant.definition->definition;
+  for (const auto& variant : entry.report.variants) {
+    const Definition& d = variant->definition;
     if (d.name.empty()) continue;
     std::string prefix = std::to_string(d.set) + ' ';
     names.insert(prefix + d.name);
@@ -120,26 +141,24 @@ std::set<std::string> Reserved(const PendingEntry& entry) {
 }  // namespace
 
 void PendingTable::CompleteConflicting() {
-  bool groups = std::any_of(entries_.begin(), entries_.end(), [](const auto& item) {
-    const auto& variants = item.second.variants;
+  const std::vector<PendingEntry*> entries = entries_.Sorted();
+  bool groups = std::any_of(entries.begin(), entries.end(), [](const PendingEntry* entry) {
+    const auto& variants = entry->report.variants;
     return std::any_of(variants.begin(), variants.end(),
-                       [](const Variant& v) { return v.definition->definition.tensors.size() > 1; });
+                       [](const DefinitionPtr& v) { return v->definition.tensors.size() > 1; });
   });
   if (!groups) return;  // single operations of one name are one entry
 
   // Entries that share a name, directly or through others, go together (union-find).
-  std::vector<Entries::iterator> entries;
   std::vector<std::size_t> leader;
   auto lead = [&](std::size_t i) {
     while (leader[i] != i) i = leader[i] = leader[leader[i]];
     return i;
   };
   std::map<std::string, std::vector<std::size_t>> holders;
-  for (auto place = entries_.begin(); place != entries_.end(); ++place) {
-    std::size_t i = entries.size();
-    entries.push_back(place);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
     leader.push_back(i);
-    for (const auto& name : Reserved(place->second)) {
+    for (const auto& name : Reserved(*entries[i])) {
       auto& holding = holders[name];
       holding.push_back(i);
       leader[lead(i)] = lead(holding.front());
@@ -150,9 +169,8 @@ void PendingTable::CompleteConflicting() {
     if (holding.size() < 2) continue;
     std::vector<Opinion> opinions;
     for (auto i : holding) {
-      for (const auto& variant : entries[i]->second.variants) {
-        if (!variant.contributions.empty()) opinions.push_back(OpinionOf(variant));
-      }
+      auto said = entries[i]->report.Opinions();
+      opinions.insert(opinions.end(), said.begin(), said.end());
     }
     Result conflict = DisagreeAboutGroup(name.substr(name.find(' ') + 1), std::move(opinions));
     for (auto i : holding) {
@@ -166,11 +184,11 @@ void PendingTable::CompleteConflicting() {
   for (const auto& [leading, list] : lists) {
     auto is_ready = [&, &list = list](int rank) {
       return absence_.Has(rank) ||
-             std::any_of(list.begin(), list.end(), [&](std::size_t i) { return entries[i]->second.heard[rank]; });
+             std::any_of(list.begin(), list.end(), [&](std::size_t i) { return entries[i]->heard[rank]; });
     };
-    const ProcessSet* set = sets_.Find(entries[leading]->second.set());
+    const ProcessSet* set = sets_.Find(entries[leading]->set());
     if (set == nullptr || !std::all_of(set->below.begin(), set->below.end(), is_ready)) continue;
-    for (auto i : list) Finish(entries[i], conflicts[i]);
+    for (auto i : list) Finish(*entries[i], conflicts[i]);
   }
 }
 

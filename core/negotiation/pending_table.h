@@ -1,47 +1,56 @@
 // Entries that some ranks below this node are ready for and others are not yet.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/result.h"
 #include "negotiation/agreement.h"
+#include "negotiation/key_table.h"
 #include "negotiation/ledger.h"
 #include "negotiation/process_sets.h"
 
 namespace ronde {
 
-// What one rank brought to an entry.
-struct Contribution {
-  int rank = 0;
-  Values values;
-};
-struct Variant {
-  DefinitionPtr definition;
-  std::vector<Contribution> contributions;
-};
-Opinion OpinionOf(const Variant& variant);
-// What ranks say of one entry: all variants have its key.
+// What ranks say of one entry. Flat, so that one that is cleared and filled again allocates nothing.
 struct EntryReport {
+  // What one rank brought.
+  struct Contribution {
+    int rank = 0;
+    std::uint32_t variant = 0;  // index
+    std::size_t first_value = 0;
+    std::size_t num_values = 0;
+  };
   std::uint64_t number = 0;
-  std::vector<Variant> variants;
+  std::vector<DefinitionPtr> variants;  // one, unless ranks disagree. All have the entry's key
+  std::vector<Contribution> contributions;
+  std::vector<std::int64_t> values;  // those of all contributions
+
+  void Clear();
+  void Add(int rank, std::uint32_t variant, std::span<const std::int64_t> brought);
+  std::uint32_t Add(const DefinitionPtr& definition);  // its index; equal definitions are one variant
+  std::span<const std::int64_t> ValuesOf(const Contribution& c) const { return {&values[c.first_value], c.num_values}; }
+  void DropVariantsOfNobody();
+  // Those of some rank, in the order of the variants.
+  std::vector<Opinion> Opinions() const;
 };
 
 struct PendingEntry {
-  std::uint64_t number = 0;
-  std::vector<Variant> variants;  // one, unless ranks disagree
-  std::size_t ready = 0;          // ranks heard of
-  std::vector<bool> heard;        // which, by rank
+  EntryReport report;       // of the ranks heard of
+  std::vector<bool> heard;  // which, by rank
   TimePoint since;
   std::size_t reported = 0;       // how many the parent was told of, because the entry stalls
   std::set<int> ready_elsewhere;  // at rank 0: ranks that a node below reported ready in a partial, stalled entry
   Duration next_warning{};        // at rank 0
 
-  SetId set() const { return variants.front().definition->definition.set; }
+  const Definition& definition() const { return report.variants.front()->definition; }
+  SetId set() const { return definition().set; }
+  std::size_t ready() const { return report.contributions.size(); }
   std::vector<int> ReadyRanks() const;
 };
 
@@ -49,17 +58,15 @@ struct PendingEntry {
 // have to say of an entry leaves a node in one message, all variants together.
 class PendingTable {
  public:
-  // Gets each complete entry, which is no longer in the table. `conflict`: why it must fail although its own reports
-  // may agree.
-  using Complete = std::function<void(PendingEntry entry, const Result& conflict)>;
-  // Ordered by key, so that whatever walks it does so in the same order in every run.
-  using Entries = std::map<std::string, PendingEntry>;
+  // Gets what the ranks said of each complete entry, and must not come back here. `conflict`: why it must fail although
+  // its own reports may agree.
+  using Complete = std::function<void(const EntryReport& report, const Result& conflict)>;
 
   PendingTable(const TreePosition& tree, const ProcessSets& sets, const Absence& absence, Complete complete)
       : tree_(tree), sets_(sets), absence_(absence), complete_(std::move(complete)) {}
 
   // False: a rank reports twice.
-  bool Report(EntryReport report, TimePoint now);
+  bool Report(const EntryReport& report, TimePoint now);
   // The entry, made if it is new: a node below reports it although nothing complete has come from there.
   PendingEntry& ReportPartial(const DefinitionPtr& definition, std::uint64_t number, TimePoint since);
   // Somebody joined or left, so entries may have become complete.
@@ -69,20 +76,22 @@ class PendingTable {
   // because a name in flight is not given away. Off the fast path: called now and then while something is pending.
   void CompleteConflicting();
   void RemoveSet(SetId set);
-  void Clear() { entries_.clear(); }
+  void Clear() { entries_.Clear(); }
 
   bool empty() const { return entries_.empty(); }
-  Entries& entries() { return entries_; }
+  std::vector<PendingEntry*> Sorted() { return entries_.Sorted(); }
 
  private:
+  PendingEntry& Entry(const DefinitionPtr& definition, std::uint64_t number, TimePoint since);
   bool Covered(const PendingEntry& entry, const std::vector<int>& below) const;
-  void Finish(Entries::iterator place, const Result& conflict);
+  void Finish(PendingEntry& entry, const Result& conflict);
 
   const TreePosition& tree_;
   const ProcessSets& sets_;
   const Absence& absence_;
   const Complete complete_;
-  Entries entries_;
+  KeyTable<PendingEntry> entries_;
+  std::string scratch_;  // of keys of unnamed operations
 };
 
 }  // namespace ronde

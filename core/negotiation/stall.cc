@@ -35,12 +35,13 @@ StallWatch::StallWatch(const NegotiatorConfig& config) : config_(config), first_
   interval_ = std::clamp<Duration>(first_limit_ / 10, milliseconds(10), seconds(1));
 }
 
-StallFinding StallWatch::Look(PendingTable::Entries& pending, const ProcessSets& sets, const Absence& absence,
-                              TimePoint now) {
+StallFinding StallWatch::Look(const std::vector<PendingEntry*>& pending, const ProcessSets& sets,
+                              const Absence& absence, TimePoint now) {
   StallFinding finding;
   bool want_answers = false;
   bool answers_fresh = asking_ && asked_at_ != TimePoint::min();
-  for (auto& [key, entry] : pending) {
+  for (PendingEntry* each : pending) {
+    PendingEntry& entry = *each;
     Duration age = now - entry.since;
     if (age < first_limit_) continue;
     const ProcessSet* set = sets.Find(entry.set());
@@ -58,12 +59,11 @@ StallFinding StallWatch::Look(PendingTable::Entries& pending, const ProcessSets&
     if (missing.empty() || !somebody_waits) continue;
 
     if (config_.stall_abort && *config_.stall_abort > Duration::zero() && age >= *config_.stall_abort) {
-      const Definition& definition = entry.variants.front().definition->definition;
       std::string who = DescribeRanks(missing);
       if (missing.size() == 1) who += " (host " + config_.host_names[missing.front()] + ")";
       finding.abort =
-          Result(Code::kStall, ronde::Describe(definition) + ": ready on " + DescribeRanks(ready) + ", but " + who +
-                                   " did not submit it within " + SecondsText(*config_.stall_abort));
+          Result(Code::kStall, ronde::Describe(entry.definition()) + ": ready on " + DescribeRanks(ready) + ", but " +
+                                   who + " did not submit it within " + SecondsText(*config_.stall_abort));
       return finding;
     }
     if (entry.next_warning == Duration::zero()) entry.next_warning = config_.stall_warning;
@@ -104,8 +104,8 @@ StallFinding StallWatch::Look(PendingTable::Entries& pending, const ProcessSets&
 
 std::string StallWatch::Describe(const PendingEntry& entry, const std::vector<int>& ready,
                                  const std::vector<int>& missing, TimePoint now) const {
-  std::string text = ronde::Describe(entry.variants.front().definition->definition) + " has waited " +
-                     SecondsText(now - entry.since) + ": ready on " + DescribeRanks(ready) + "; missing: ";
+  std::string text = ronde::Describe(entry.definition()) + " has waited " + SecondsText(now - entry.since) +
+                     ": ready on " + DescribeRanks(ready) + "; missing: ";
   for (std::size_t i = 0; i < missing.size(); ++i) {
     int rank = missing[i];
     auto answer = answers_.find(rank);

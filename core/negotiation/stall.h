@@ -28,7 +28,8 @@ class StallWatch {
   // The earliest time at which a partial entry matters.
   Duration first_limit() const { return first_limit_; }
 
-  StallFinding Look(PendingTable::Entries& pending, const ProcessSets& sets, const Absence& absence, TimePoint now);
+  StallFinding Look(const std::vector<PendingEntry*>& pending, const ProcessSets& sets, const Absence& absence,
+                    TimePoint now);
   void Answer(int rank, const BlockedReport& report) { answers_[rank] = report; }
 
  private:

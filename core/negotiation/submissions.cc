@@ -1,38 +1,40 @@
 #include "negotiation/submissions.h"
 
 #include "negotiation/agreement.h"
-#include "negotiation/ledger.h"
 
 namespace ronde {
 
-Result Submissions::Add(Ticket ticket, const Definition& definition, std::uint64_t* number) {
-  *number = definition.name.empty() ? next_number_[{definition.set, definition.op}]++ : 0;
-  Mine mine{ticket, definition.set, {}};
-  std::string key = KeyOf(definition, *number);
+Result Submissions::Add(Ticket ticket, const DefinitionPtr& definition, std::uint64_t* number) {
+  const Definition& what = definition->definition;
   auto in_flight = [&](const std::string& name) {
-    Free(mine);
-    return Result(Code::kArgument, Describe(definition) + ": an operation named '" + name +
+    return Result(Code::kArgument, Describe(what) + ": an operation named '" + name +
                                        "' is already in flight on this rank; wait for it first");
   };
-  if (by_key_.count(key) > 0 || members_.count(key) > 0) return in_flight(definition.name);
-  if (!definition.name.empty() && definition.tensors.size() > 1) {
-    for (const auto& tensor : definition.tensors) {
-      if (tensor.name.empty() || tensor.name == definition.name) continue;
-      std::string member = KeyOf(definition.set, tensor.name);
-      if (by_key_.count(member) > 0 || !members_.insert(member).second) return in_flight(tensor.name);
-      mine.members.push_back(std::move(member));
+  *number = what.name.empty() ? next_number_[{what.set, what.op}]++ : 0;
+  const KeyView key = KeyOf(*definition, *number, &scratch_);
+  if (Holds(key)) return in_flight(what.name);
+  const std::vector<Key>& members = definition->members;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (Holds(members[i])) {
+      Free(*definition, i);
+      return in_flight(members[i].text.substr(members[i].text.find('\2') + 1));
     }
+    members_.Add(members[i]);
   }
-  by_key_.emplace(std::move(key), std::move(mine));
+  Mine& mine = by_key_.Add(key);
+  mine.ticket = ticket;
+  mine.definition = definition;
   return Ok();
 }
 
-Ticket Submissions::End(const Definition& definition, std::uint64_t number) {
-  auto found = by_key_.find(KeyOf(definition, number));
-  if (found == by_key_.end()) return 0;
-  Ticket ticket = found->second.ticket;
-  Free(found->second);
-  by_key_.erase(found);
+Ticket Submissions::End(const KnownDefinition& definition, std::uint64_t number) {
+  const KeyView key = KeyOf(definition, number, &scratch_);
+  Mine* mine = by_key_.Find(key);
+  if (mine == nullptr) return 0;
+  Free(*mine->definition, mine->definition->members.size());
+  mine->definition = nullptr;
+  const Ticket ticket = mine->ticket;
+  by_key_.Erase(key);
   return ticket;
 }
 
@@ -42,25 +44,26 @@ Ticket Submissions::EndJoin() {
 }
 
 void Submissions::FailAll(const Result& why, Failed* failed) {
-  for (const auto& [key, mine] : by_key_) failed->emplace_back(mine.ticket, why);
+  by_key_.EraseIf([&](const Mine& mine) {
+    failed->emplace_back(mine.ticket, why);
+    return true;
+  });
   if (joined_ != 0) failed->emplace_back(std::exchange(joined_, 0), why);
-  by_key_.clear();
-  members_.clear();
+  members_.Clear();
 }
 
 void Submissions::FailSet(SetId set, const Result& why, Failed* failed) {
-  std::erase_if(by_key_, [&](const auto& item) {
-    const Mine& mine = item.second;
-    if (mine.set != set) return false;
+  by_key_.EraseIf([&](const Mine& mine) {
+    if (mine.definition->definition.set != set) return false;
     failed->emplace_back(mine.ticket, why);
-    Free(mine);
+    Free(*mine.definition, mine.definition->members.size());
     return true;
   });
   std::erase_if(next_number_, [&](const auto& item) { return item.first.first == set; });
 }
 
-void Submissions::Free(const Mine& mine) {
-  for (const auto& member : mine.members) members_.erase(member);
+void Submissions::Free(const KnownDefinition& group, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) members_.Erase(group.members[i]);
 }
 
 }  // namespace ronde

@@ -111,7 +111,7 @@ Definition ReadDefinition(Reader& reader) {
     if (dtype >= std::size(kDTypes)) reader.Fail("unknown element type");
     if (!reader.ok()) return definition;
     tensor.dtype = static_cast<DType>(dtype);
-    tensor.shape = reader.Signeds<std::int64_t>();
+    reader.Signeds(&tensor.shape);
     for (auto dimension : tensor.shape) {
       if (dimension < 0) reader.Fail("negative dimension");
     }

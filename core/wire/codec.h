@@ -32,7 +32,7 @@ class Writer {
   void Double(double value);
   void Text(std::string_view text);
   template <class T>
-  void Signeds(const std::vector<T>& values) {
+  void Signeds(const T& values) {
     Unsigned(values.size());
     for (auto v : values) Signed(v);
   }
@@ -43,7 +43,12 @@ class Writer {
   // What was written; valid until the next call that writes.
   std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   void Clear() { bytes_.clear(); }  // keeps its memory
-  std::vector<std::byte> Take() { return std::exchange(bytes_, {}); }
+  void Reserve(std::size_t bytes) { bytes_.reserve(bytes); }
+  // Gives the bytes away and goes on, empty, with the memory of others.
+  std::vector<std::byte> Take(std::vector<std::byte> memory = {}) {
+    memory.clear();
+    return std::exchange(bytes_, std::move(memory));
+  }
 
  private:
   std::vector<std::byte> bytes_;
@@ -65,6 +70,11 @@ class Reader {
     std::vector<T> values(Count());
     for (auto& v : values) v = static_cast<T>(Signed());
     return values;
+  }
+  // Appends them to a list of any kind.
+  template <class List>
+  void Signeds(List* values) {
+    for (std::size_t n = Count(); n > 0; --n) values->push_back(Signed());
   }
 
   bool ok() const { return error_ == nullptr; }

@@ -70,5 +70,29 @@ TEST(ShapeTest, Counts) {
   EXPECT_EQ(ToString(Shape{2, 3}), "[2, 3]");
 }
 
+TEST(Shape, IsTheSameInlineAndBeyond) {
+  std::vector<std::int64_t> expected;
+  Shape grown;
+  for (std::int64_t dimension = 3; dimension < 15; ++dimension) {
+    const Shape whole(expected.data(), expected.data() + expected.size());
+    EXPECT_EQ(std::vector<std::int64_t>(whole.begin(), whole.end()), expected);
+    EXPECT_TRUE(whole == grown && grown.size() == expected.size() && grown.empty() == expected.empty());
+    Shape copy = Shape{1, 2, 3, 4, 5, 6, 7};  // a longer and a shorter one change places
+    copy = grown;
+    EXPECT_TRUE(copy == grown);
+    Shape moved = std::move(copy);
+    EXPECT_TRUE(moved == grown);
+    if (!expected.empty()) {
+      moved[expected.size() - 1] = -1;
+      EXPECT_FALSE(moved == grown);
+      EXPECT_EQ(grown[expected.size() - 1], expected.back());
+    }
+    moved.push_back(0);
+    EXPECT_FALSE(moved == grown);
+    expected.push_back(dimension);
+    grown.push_back(dimension);
+  }
+}
+
 }  // namespace
 }  // namespace ronde

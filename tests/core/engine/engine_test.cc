@@ -106,6 +106,38 @@ TEST(Engine, ManyTensorsInAnotherOrderOnEachRank) {
   }
 }
 
+TEST(Engine, NamesThatChangeAndASmallCacheGiveTheSameResults) {
+  for (int capacity : {0, 1, 3, 100}) {
+    Cluster cluster{3, true, {}, {}};
+    cluster.options.cache_capacity = capacity;
+    cluster.Run([&](Engine& engine, int rank) {
+      for (int step = 0; step < 12; ++step) {
+        constexpr int kTensors = 8;
+        std::vector<std::vector<float>> x(kTensors);
+        std::vector<std::shared_ptr<Operation>> operations;
+        for (int t = 0; t < kTensors; ++t) {
+          // Every third step half of the tensors have another length, every fourth another reduction.
+          x[t].resize(5 + (t % 2) * (step % 3 == 2));
+          for (std::size_t i = 0; i < x[t].size(); ++i) {
+            x[t][i] = static_cast<float>(100 * rank + 10 * t + static_cast<int>(i) + step);
+          }
+          Request request = Reduce("t" + std::to_string(t), x[t], step % 4 == 3 ? Reduction::kMax : Reduction::kSum);
+          if (t == 3) request.name.clear();
+          operations.push_back(Submit(engine, std::move(request)));
+        }
+        for (int t = 0; t < kTensors; ++t) {
+          Result result = Wait(engine, operations[t]);
+          ASSERT_TRUE(result.ok()) << result.message();
+          for (std::size_t i = 0; i < x[t].size(); ++i) {
+            const auto own = static_cast<float>(10 * t + static_cast<int>(i) + step);
+            ASSERT_EQ(x[t][i], step % 4 == 3 ? 200 + own : 300 + 3 * own) << "capacity " << capacity << " tensor " << t;
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(Engine, AMismatchIsTheSameErrorEverywhereAndTheEngineGoesOn) {
   std::vector<std::string> texts(3);
   Cluster{3, true, {}, {}}.Run([&](Engine& engine, int rank) {

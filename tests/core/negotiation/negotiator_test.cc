@@ -153,13 +153,16 @@ TEST(Negotiator, CreditKeepsAtMostTwoBatchesOfASetUnfinishedAndGathersTheRest) {
   auto node = CreateNegotiator(config);
   TimePoint now{std::chrono::hours(1)};
   std::vector<std::size_t> sizes;
+  Actions actions;
   for (int i = 0; i < 6; ++i) {
-    node->Submit(i + 1, Reduce("t" + std::to_string(i)), {}, now);
-    for (auto& batch : node->Take().batches) sizes.push_back(batch.entries.size());
+    node->Submit(i + 1, node->Intern(Reduce("t" + std::to_string(i))), {}, now);
+    node->Take(&actions);
+    for (auto& batch : actions.batches) sizes.push_back(batch.entries.size());
   }
   EXPECT_EQ(sizes, (std::vector<std::size_t>{1, 1}));
   node->Finished(kGlobalSet, 0, now);
-  for (auto& batch : node->Take().batches) sizes.push_back(batch.entries.size());
+  node->Take(&actions);
+  for (auto& batch : actions.batches) sizes.push_back(batch.entries.size());
   EXPECT_EQ(sizes, (std::vector<std::size_t>{1, 1, 4}));
 }
 

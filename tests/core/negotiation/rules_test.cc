@@ -139,6 +139,27 @@ TEST(Definitions, TheLeastRecentlyUsedGoesFirst) {
   EXPECT_EQ(commit("c"), (std::vector<std::uint64_t>{2}));  // b's
 }
 
+TEST(EntryReport, VariantsOfNobodyAreDropped) {
+  DefinitionTable table;
+  EntryReport report;
+  std::vector<DefinitionPtr> made;
+  for (int i = 0; i < 4; ++i) made.push_back(table.Intern(Reduce("x", {i + 1})));
+  for (const auto& definition : made) report.Add(definition);
+  EXPECT_EQ(report.Add(table.Intern(Reduce("x", {3}))), 2u);  // equal, though another object
+  const std::vector<std::int64_t> five{5}, seven{7, 8};
+  report.Add(4, 3, five);
+  report.Add(2, 1, seven);
+  report.DropVariantsOfNobody();
+  ASSERT_EQ(report.variants.size(), 2u);
+  EXPECT_EQ(report.variants[report.contributions[0].variant], made[3]);
+  EXPECT_EQ(report.variants[report.contributions[1].variant], made[1]);
+  EXPECT_EQ(report.ValuesOf(report.contributions[1])[1], 8);
+  auto opinions = report.Opinions();
+  ASSERT_EQ(opinions.size(), 2u);
+  EXPECT_EQ(opinions[0].ranks, std::vector<int>{2});
+  EXPECT_EQ(opinions[1].ranks, std::vector<int>{4});
+}
+
 // ---- Errors ----
 
 TEST(Mismatch, OfAGroupNamesTheTensor) {

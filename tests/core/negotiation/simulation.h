@@ -76,7 +76,7 @@ class Simulation {
   Ticket Submit(int rank, const Definition& definition, const Values& values = {}) {
     Ticket ticket = ++last_ticket_;
     ended[rank][ticket];
-    nodes_[rank]->Submit(ticket, definition, values, now);
+    nodes_[rank]->Submit(ticket, nodes_[rank]->Intern(definition), values, now);
     Collect(rank);
     return ticket;
   }
@@ -94,7 +94,8 @@ class Simulation {
     }
   }
   void Collect(int rank) {
-    Actions actions = nodes_[rank]->Take();
+    Actions actions;
+    nodes_[rank]->Take(&actions);
     for (auto& [peer, message] : actions.messages) {
       message_bytes[rank] += message.size();
       if (!broken_.count({rank, peer})) links_[{rank, peer}].push_back(std::move(message));
