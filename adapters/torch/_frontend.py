@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 # Torch and the core call the element types by the same names.
 _NAMES = {getattr(torch, name): name for name in _core.DTYPES if hasattr(torch, name)}
 _STRIDED = torch.strided
-_NUMBERS = {dtype: _core.DTYPES[name] for dtype, name in _NAMES.items()}
+NUMBERS = {dtype: _core.DTYPES[name] for dtype, name in _NAMES.items()}
 
 
 class _Collective(torch.autograd.Function):
@@ -51,7 +51,7 @@ class TorchFrontend(Frontend[Tensor]):
         return tensor.resolve_conj().resolve_neg().contiguous()
 
     def row(self, memory: Tensor) -> tuple[int, int, tuple[int, ...]]:
-        number = _NUMBERS.get(memory.dtype)
+        number = NUMBERS.get(memory.dtype)
         return memory.data_ptr(), dtype_number(None, memory.dtype) if number is None else number, memory.shape
 
     def empty_like(self, memory: Tensor) -> Tensor:

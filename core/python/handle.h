@@ -7,6 +7,10 @@
 
 namespace ronde::python {
 
+// Waits for the end without the GIL and looks for signals every 100 ms: throws what their handlers raise. False:
+// `timeout` seconds passed before. The caller keeps the handle alive meanwhile.
+bool WaitWithSignals(ronde_handle* handle, std::optional<double> timeout);
+
 class Handle {
  public:
   Handle(std::shared_ptr<ronde_handle> handle, std::int32_t op, const char* name, py::object keepalive, Parked* parked)
@@ -34,5 +38,6 @@ class Handle {
 };
 
 void BindSubmit(py::module_& module, Parked* parked);
+void BindPrepared(py::module_& module, Parked* parked);
 
 }  // namespace ronde::python

@@ -101,22 +101,28 @@ Handle::~Handle() {
   if (keepalive_ && !Poll()) parked_->Add(std::move(handle_), std::move(keepalive_));
 }
 
-void Handle::Wait(std::optional<double> timeout) {
-  if (timeout && std::isnan(*timeout)) throw Failure(kArgument, "timeout: not a number");
+bool WaitWithSignals(ronde_handle* handle, std::optional<double> timeout) {
+  if (ronde_poll(handle)) return true;
   auto start = std::chrono::steady_clock::now();
-  while (!Poll()) {
+  do {
     double slice = kSignalInterval;
     if (timeout) {
       double left = *timeout - Seconds(std::chrono::steady_clock::now() - start).count();
-      if (left <= 0) {
-        char text[32];
-        std::snprintf(text, sizeof(text), "%g", *timeout);
-        throw Failure(kTimeout, what() + " has not ended within " + text + " s");
-      }
+      if (left <= 0) return false;
       slice = std::min(slice, left);
     }
-    WithoutGil([&] { return ronde_wait(handle_.get(), slice); });
+    WithoutGil([&] { return ronde_wait(handle, slice); });
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  } while (!ronde_poll(handle));
+  return true;
+}
+
+void Handle::Wait(std::optional<double> timeout) {
+  if (timeout && std::isnan(*timeout)) throw Failure(kArgument, "timeout: not a number");
+  if (!WaitWithSignals(handle_.get(), timeout)) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%g", *timeout);
+    throw Failure(kTimeout, what() + " has not ended within " + text + " s");
   }
   // Moved out first: what this frees may run Python code that comes back here.
   py::object ended = std::move(keepalive_);
@@ -181,6 +187,7 @@ void BindHandle(py::module_& module, Parked* parked) {
       .def("value", &Value, "join: the last rank; add_process_set: the id.")
       .def("existed", &Existed, "add_process_set: whether the set was there already.");
   BindSubmit(module, parked);
+  BindPrepared(module, parked);
 }
 
 }  // namespace ronde::python

@@ -1,10 +1,7 @@
-// submit(). Training calls it once per tensor and step, so it reads its arguments by CPython's own calls (vectorcall
-// convention, no argument tuple, no dict), which costs a fraction of what generated argument casters do.
+// submit(). Training calls it once per tensor and step, hence the vectorcall convention: no argument tuple, no dict.
 #include <array>
-#include <cstring>
-#include <limits>
-#include <type_traits>
 
+#include "arguments.h"
 #include "bindings.h"
 #include "handle.h"
 
@@ -47,11 +44,6 @@ struct State {
 
 using Arguments = std::array<PyObject*, kNumArguments>;  // borrowed; nullptr: not given
 
-[[noreturn]] void Raise(PyObject* type, const std::string& message) {
-  PyErr_SetString(type, message.c_str());
-  throw py::error_already_set();
-}
-
 int FindKeyword(const State& state, PyObject* keyword) {
   for (int i = 0; i < kNumArguments; ++i) {
     if (state.keywords[i] == keyword) return i;
@@ -76,42 +68,6 @@ Arguments ReadArguments(const State& state, PyObject* const* given, Py_ssize_t n
     if (!result[i]) Raise(PyExc_TypeError, std::string("submit() needs the argument ") + kArguments[i]);
   }
   return result;
-}
-
-template <class Int>
-Int ToInt(PyObject* object, const char* what) {
-  long long value = PyLong_AsLongLong(object);
-  if (value == -1 && PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) throw py::error_already_set();
-    PyErr_Clear();
-  } else if (value >= static_cast<long long>(std::numeric_limits<Int>::min()) &&
-             value <= static_cast<long long>(std::numeric_limits<Int>::max())) {
-    return static_cast<Int>(value);
-  }
-  throw Failure(kArgument, std::string(what) + ": the number " + py::str(py::handle(object)).cast<std::string>() +
-                               " is out of range");
-}
-
-void* ToAddress(PyObject* object) {
-  unsigned long long value = PyLong_AsUnsignedLongLong(object);
-  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred()) throw py::error_already_set();
-  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(value));
-}
-
-double ToDouble(PyObject* object) {
-  double value = PyFloat_AsDouble(object);
-  if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
-  return value;
-}
-
-// The text lives as long as the str.
-const char* ToText(PyObject* object) {
-  if (!PyUnicode_Check(object)) Raise(PyExc_TypeError, "name: not a string");
-  Py_ssize_t size = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(object, &size);
-  if (!text) throw py::error_already_set();
-  if (std::strlen(text) != static_cast<std::size_t>(size)) throw Failure(kArgument, "name: contains a null character");
-  return text;
 }
 
 // The items of a list or tuple (of another sequence: of a copy), which must not change meanwhile.
@@ -210,17 +166,10 @@ py::object Submit(const State& state, const Arguments& given) {
 }
 
 PyObject* SubmitEntry(PyObject* self, PyObject* const* given, Py_ssize_t num_positional, PyObject* keywords) {
-  try {
+  return Guarded([&] {
     const auto& state = *static_cast<const State*>(PyCapsule_GetPointer(self, nullptr));
-    return Submit(state, ReadArguments(state, given, num_positional, keywords)).release().ptr();
-  } catch (const Failure& failure) {
-    SetPythonError(failure);
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+    return Submit(state, ReadArguments(state, given, num_positional, keywords));
+  });
 }
 
 }  // namespace

@@ -65,6 +65,26 @@ def submit(
     ranks: Sequence[int] = (),
     names: Sequence[str] = (),  # of a group's members; empty: name.0, name.1, ...
 ) -> Handle: ...
+
+class PreparedAllreduce:
+    """An allreduce of one tensor in place, to be started again and again; also the handle of the last one started."""
+
+    def start(self, address: int, keepalive: Any) -> None:
+        """Starts the operation on this memory; keepalive is held until it has ended."""
+    def wait(self) -> None:
+        """As Handle.wait(), of the operation that was started last. May be called again."""
+
+def prepare_allreduce(
+    name: str,
+    dtype: int,
+    shape: Sequence[int],
+    reduction: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+) -> PreparedAllreduce:
+    """What is wrong with the arguments start() says."""
+
 def defer(
     op: int,
     name: str,

@@ -40,6 +40,11 @@ def allreduce(name, value):
     _core.submit(_core.OPS["allreduce"], name, [(array.ctypes.data, array.ctypes.data, _core.DTYPES["float32"],
                  array.shape)], reduction=_core.REDUCTIONS["Sum"]).wait(30)
     return array.tolist()
+def refused(*arguments):
+    try:
+        return allreduce(*arguments)
+    except _core.RondeError as error:
+        return error
 print("ready", flush=True)
 for line in sys.stdin:
     print(repr(eval(line)), flush=True)
@@ -345,6 +350,89 @@ def test_a_dropped_handle_keeps_its_memory_until_the_end(peer: Peer) -> None:
         return all(owner() is None for owner in owners)
 
     assert eventually(gone)
+
+
+def test_a_prepared_allreduce_is_started_again_and_again(peer: Peer) -> None:
+    prepared = _core.prepare_allreduce("again", FLOAT32, (2,), SUM)
+    prepared.wait()  # nothing has been started
+    for step in range(3):
+        owner = Owner(step)
+        owner.array = np.array([step, 10 + step], np.float32)  # elsewhere each time
+        gone = weakref.ref(owner)
+        prepared.start(owner.array.ctypes.data, owner)
+        array = owner.array
+        del owner
+        assert gone() is not None
+        peer.tell("allreduce('again', [100, 200])")
+        prepared.wait()
+        prepared.wait()
+        assert gone() is None
+        assert array.tolist() == [100 + step, 210 + step]
+        assert peer.answer() == f"[{100.0 + step}, {210.0 + step}]"
+
+
+def test_what_a_prepared_allreduce_says(peer: Peer) -> None:
+    array = np.ones(2, np.float32)
+    prepared = _core.prepare_allreduce("bad", FLOAT32, (2,), SUM)
+    with pytest.raises(TypeError, match=r"start\(\) takes an address"):
+        prepared.start(array.ctypes.data)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        prepared.start("address", array)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        _core.PreparedAllreduce()
+    with pytest.raises(_core.ArgumentError, match="null character"):
+        _core.prepare_allreduce("a\0b", FLOAT32, (2,))
+    with pytest.raises(_core.ArgumentError, match="there is no reduction 77"):
+        _core.prepare_allreduce("bad", FLOAT32, (2,), 77).start(array.ctypes.data, array)
+    with pytest.raises(_core.ArgumentError, match="process set 5"):
+        _core.prepare_allreduce("bad", FLOAT32, (2,), SUM, process_set=5).start(array.ctypes.data, array)
+    prepared.start(array.ctypes.data, array)
+    peer.tell("refused('bad', [1, 2, 3])")
+    for _ in range(2):
+        with pytest.raises(_core.MismatchError, match="bad"):
+            prepared.wait()
+    assert "MismatchError" in peer.answer()
+
+
+def test_a_prepared_allreduce_that_nobody_waited_for(peer: Peer) -> None:
+    """Its memory is the engine's until it has ended, whether it is dropped or started once more."""
+    for number in range(2):
+        name = f"left.{number}"
+        prepared = _core.prepare_allreduce(name, FLOAT32, (1,), SUM)
+        owner = Owner(7)
+        gone = weakref.ref(owner)
+        prepared.start(owner.array.ctypes.data, owner)
+        del owner
+        if number == 0:
+            del prepared
+        else:
+            other = Owner(1)
+            prepared.start(other.array.ctypes.data, other)
+            with pytest.raises(_core.ArgumentError, match=name):  # in flight twice
+                prepared.wait()
+        gc.collect()
+        assert gone() is not None
+        peer.tell(f"allreduce('{name}', [100])")
+        assert peer.answer() == "[107.0]"
+
+        def ended(gone: Any = gone) -> bool:
+            with contextlib.suppress(_core.ArgumentError):
+                _core.submit(12345, None, ())
+            return gone() is None
+
+        assert eventually(ended)
+
+
+def test_a_signal_ends_the_wait_for_a_prepared_allreduce(peer: Peer) -> None:
+    array = np.ones(1, np.float32)
+    prepared = _core.prepare_allreduce("slow", FLOAT32, (1,), SUM)
+    prepared.start(array.ctypes.data, array)
+    with raised_by_signal(0.2):
+        prepared.wait()
+    peer.tell("allreduce('slow', [3])")
+    prepared.wait()
+    assert array.tolist() == [4]
+    assert peer.answer() == "[4.0]"
 
 
 def test_shutdown_lets_dropped_ones_go(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -58,20 +59,26 @@ class SocketMailbox final : public Mailbox {
   void Wait(Deadline deadline, bool eager) override {
     // Only looks: what is there is read by Take, which another thread may be in.
     for (int i = 0; eager && i < kYields; ++i) {
-      if (Ready(0)) return;
+      if (rung_.exchange(false) || Ready(0)) return;
       sched_yield();
     }
-    while (true) {
+    sleeps_.store(true);
+    while (!rung_.load()) {
       int limit = -1;
       if (deadline != Deadline::max()) {
         auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Now()).count();
         limit = static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
       }
-      if (Ready(limit) || limit == 0) return;
+      if (Ready(limit) || limit == 0) break;
     }
+    sleeps_.store(false);
+    rung_.exchange(false);
   }
 
   void Ring() override {
+    rung_.store(true);
+    // Wait sets sleeps_ before its last look at rung_, so one of the two sees the other. One write wakes it.
+    if (!sleeps_.exchange(false)) return;
     std::uint64_t one = 1;
     [[maybe_unused]] ssize_t n = write(ring_.get(), &one, sizeof one);
   }
@@ -195,6 +202,8 @@ class SocketMailbox final : public Mailbox {
   std::shared_ptr<const Meeting> meeting_;
   Fd epoll_;
   Fd ring_;
+  std::atomic<bool> rung_{false};    // since the last Wait
+  std::atomic<bool> sleeps_{false};  // Wait is in epoll_wait without having been rung
   std::map<int, Connection> connections_;
   std::deque<Event> events_;
 };

@@ -1,6 +1,7 @@
 // Endpoints as threads of one process, on one "host" (Unix sockets, shared memory) or on several (TCP over loopback).
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -88,6 +89,36 @@ TEST(Endpoint, RingEndsAWaitAlsoWhenItCameBefore) {
   auto start = Now();
   made[0]->mailbox->Wait(After(0.03), false);
   EXPECT_GE(Seconds(Now() - start), 0.029);
+}
+
+// One that rings after each piece of work must never leave the other asleep with work to do, however it waits.
+TEST(Endpoint, NoRingIsLost) {
+  for (bool one_host : {true, false}) {
+    Job setup;
+    setup.size = 2;
+    if (!one_host) setup.host = EveryoneElsewhere();
+    auto made = ConnectAll(setup);
+    ASSERT_TRUE(made[0].ok() && made[1].ok());
+    Mailbox& mailbox = *made[0]->mailbox;
+    constexpr int kTurns = 20'000;
+    std::atomic<int> given{0}, taken{0};
+    std::thread ringer([&] {
+      for (int i = 1; i <= kTurns; ++i) {
+        given.store(i);
+        mailbox.Ring();
+        // By turns at once, and after the other may have gone to sleep.
+        while (taken.load() < i - i % 3 && taken.load() >= 0) std::this_thread::yield();
+      }
+    });
+    const Deadline deadline = After(60);
+    for (int i = 0; taken.load() < kTurns && Now() < deadline; ++i) {
+      if (given.load() == taken.load()) mailbox.Wait(deadline, i % 2 == 0);
+      taken.store(given.load());
+    }
+    EXPECT_LT(Now(), deadline);
+    if (taken.load() < kTurns) taken.store(-1);
+    ringer.join();
+  }
 }
 
 TEST(Endpoint, TransportMovesLargeDataBothWaysMatchedByTag) {
