@@ -14,6 +14,8 @@ namespace ronde {
 namespace {
 
 constexpr std::size_t kCopyBytes = std::size_t{1} << 18;
+// Smaller files grow fourfold: a copied page costs more than a page of spaces.
+constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
 // In place the bracket moves on as far as the file is long, within these limits.
 constexpr std::uint64_t kLeastStride = std::uint64_t{1} << 20, kMostStride = std::uint64_t{16} << 20;
 
@@ -114,7 +116,7 @@ Result TraceFile::Grow(std::uint64_t least) {
     failure_ = Result(Code::kArgument, "the timeline " + path_ + " is full");
     return failure_;
   }
-  if (Replace(std::clamp(2 * bracket_, least, most))) return Ok();
+  if (Replace(std::clamp((bracket_ < kLarge ? 4 : 2) * bracket_, least, most))) return Ok();
   target_.clear();
   return MoveBracket(std::clamp(bracket_ + std::clamp(bracket_, kLeastStride, kMostStride), least, most));
 }

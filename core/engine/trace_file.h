@@ -5,10 +5,10 @@
 // written over the spaces, each write within one page and each event whole.
 //
 // When the spaces are used up the bracket has to move on to another page, and no order of writes does that: behind a
-// closing bracket nothing but spaces is valid, and without it nothing at all. So a copy with room for as much again is
-// made beside the file and renamed to it; making the file and cutting off the spaces at the end are such renames, too.
-// Sizes double, so an event is copied once on average. A process killed while it copies leaves "PATH.part" behind,
-// which the next one that writes to the path removes.
+// closing bracket nothing but spaces is valid, and without it nothing at all. So a copy with two or four times the room
+// is made beside the file and renamed to it; making the file and cutting off the spaces at the end are such renames,
+// too. With such sizes an event is copied once at most, on average. A process killed while it copies leaves "PATH.part"
+// behind, which the next one that writes to the path removes.
 //
 // Where a file cannot be renamed to the path (its folder is read-only, the path is a mount point or a device, no room
 // for two files) the bracket moves in place, by two writes of one byte: a process killed right between the two leaves a
@@ -28,7 +28,7 @@ class TraceFile {
  public:
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t kLongestEvent = kPage - 2;  // with a comma and a line break before it
-  static constexpr std::uint64_t kFirstRoom = std::uint64_t{1} << 20;
+  static constexpr std::uint64_t kFirstRoom = std::uint64_t{4} << 20;
 
   TraceFile() = default;
   TraceFile(const TraceFile&) = delete;

@@ -143,7 +143,7 @@ TEST_F(TraceFileTest, JsonAfterEverySystemCall) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   EXPECT_EQ(most, 300u);
   EXPECT_EQ(writes, 600);
-  EXPECT_EQ(renames, 2 * (1 + 3 + 1));  // made, doubled from 8 KiB to 64 KiB, closed
+  EXPECT_EQ(renames, 2 * (1 + 2 + 1));  // made, enlarged from 8 KiB to 32 and 128, closed
   EXPECT_GT(stops, 2 * writes);
 }
 
