@@ -55,11 +55,12 @@ def empty_shared(*size: Any, dtype: Optional[torch.dtype] = None) -> torch.Tenso
         dtype: of the elements [torch.get_default_dtype()].
 
     Raises:
-        ValueError: before init(); the rank's shared memory (RONDE_SHARED_BYTES) or the host's memory is used up.
+        TypeError: the size is neither numbers nor a sequence of numbers.
+        ValueError: a number is negative or too large; before init(); the rank's shared memory (RONDE_SHARED_BYTES) or the host's memory is used up.
     """
-    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    shape = size[0] if len(size) == 1 else size
     kind = dtype or torch.get_default_dtype()
-    return _frontend.wrap(_core.allocate_shared(dtype_number(str(kind).removeprefix("torch."), kind), tuple(shape)))
+    return _frontend.wrap(_core.allocate_shared(dtype_number(str(kind).removeprefix("torch."), kind), shape))
 
 
 def sparse_allreduce_async(

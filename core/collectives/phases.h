@@ -1,9 +1,11 @@
-// Where the time of one fused operation goes in the data plane. A stopwatch that is read at the borders between phases:
-// a backend gets it with the operation, and the thread that runs the operation owns it.
+// Where the time of one fused operation goes in the data plane, and how much of its inputs needed no copy. A stopwatch
+// that is read at the borders between phases: a backend gets it with the operation, and the thread that runs the
+// operation owns it.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/clock.h"
@@ -30,9 +32,13 @@ class PhaseTimes {
     last_ = now;
   }
   const std::array<std::int64_t, kPhases>& ticks() const { return ticks_; }
+  // Bytes of this rank's inputs that the neighbours reached where they lay.
+  void Lent(std::size_t bytes) { lent_ += static_cast<std::int64_t>(bytes); }
+  std::int64_t lent() const { return lent_; }
 
  private:
   std::int64_t last_ = 0;
+  std::int64_t lent_ = 0;
   std::array<std::int64_t, kPhases> ticks_{};
 };
 

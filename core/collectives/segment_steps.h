@@ -97,6 +97,7 @@ class SegmentSteps {
     if (!all) return false;
     place.extents = extents;
     lent_ = true;
+    if (call_.phases != nullptr) call_.phases->Lent(std::min(end, stream.bytes()) - begin);
     return true;
   }
   void Publish(Segment::Stage stage, std::uint64_t chunk) {

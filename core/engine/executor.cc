@@ -342,6 +342,7 @@ void Executor::Record(const Job& job, const std::vector<PlannedTensor>& list, co
   op.lists.Add(1);
   op.tensors.Add(static_cast<std::int64_t>(list.size()));
   op.bytes.Add(bytes);
+  op.lent.Add(phases.lent());
   counters.queue.Add((start_ticks - job.committed_ticks) * first_tensors);
   counters.run.Add(run);
   for (std::size_t p = 0; p < kPhases; ++p) counters.phases[p].Add(phases.ticks()[p]);

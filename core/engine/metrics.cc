@@ -10,17 +10,19 @@ double TickScale::NanosecondsPerTick() const {
 }
 
 void AddRows(const ExecutionCounters& counters, double nanoseconds_per_tick, MetricRows* rows) {
-  std::int64_t operations = 0, tensors = 0, lists = 0, bytes = 0;
+  std::int64_t operations = 0, tensors = 0, lists = 0, bytes = 0, lent = 0;
   for (const auto& op : counters.by_op) {
     operations += op.operations.get();
     tensors += op.tensors.get();
     lists += op.lists.get();
     bytes += op.bytes.get();
+    lent += op.lent.get();
   }
   rows->emplace_back("operations", operations);
   rows->emplace_back("tensors", tensors);
   rows->emplace_back("lists", lists);
   rows->emplace_back("bytes", bytes);
+  rows->emplace_back("lent", lent);
   rows->emplace_back("batches", counters.batches.get());
   rows->emplace_back("failed", counters.failed.get());
   auto add_time = [&](const std::string& name, const Counter& ticks) {
@@ -38,6 +40,7 @@ void AddRows(const ExecutionCounters& counters, double nanoseconds_per_tick, Met
     rows->emplace_back(prefix + "tensors", op.tensors.get());
     rows->emplace_back(prefix + "lists", op.lists.get());
     rows->emplace_back(prefix + "bytes", op.bytes.get());
+    rows->emplace_back(prefix + "lent", op.lent.get());
   }
 }
 

@@ -37,6 +37,7 @@ struct ExecutionCounters {
     Counter tensors;     // run, those of a rank that joined included
     Counter lists;       // fused operations run
     Counter bytes;       // of this rank's inputs
+    Counter lent;        // of these, reached by the neighbours where they lay
   };
   std::array<PerOp, std::size(kOps)> by_op;
   Counter batches;

@@ -5,6 +5,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "bindings.h"
 #include "handle.h"
@@ -59,17 +62,56 @@ Buffer Output(const Handle& handle, std::uint32_t index) {
   return {handle.get(), output.data, output.dtype, {output.shape, output.shape + output.ndim}};
 }
 
-Buffer AllocateShared(std::int32_t dtype, const std::vector<std::int64_t>& shape) {
+std::string OfShape(const py::object& given) {
+  std::string text = py::repr(given);
+  if (text.size() > 200) text = text.substr(0, 200) + "...";
+  return "empty_shared of shape " + text + ": ";
+}
+
+// A number or a sequence of numbers, as NumPy and PyTorch take shapes.
+std::vector<std::int64_t> ShapeOf(const py::object& given) {
+  auto number = [&](PyObject* object) -> std::optional<std::int64_t> {
+    if (!PyIndex_Check(object)) return std::nullopt;
+    const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object));
+    if (!index) {  // an array of several numbers, for one
+      PyErr_Clear();
+      return std::nullopt;
+    }
+    int overflow = 0;
+    const std::int64_t value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    if (overflow < 0 || (overflow == 0 && value < 0))
+      throw Failure(kArgument, OfShape(given) + "a dimension is negative");
+    if (overflow > 0) throw Failure(kArgument, OfShape(given) + "it is too large");
+    return value;
+  };
+  if (auto only = number(given.ptr())) return {*only};
+  const bool is_text = PyUnicode_Check(given.ptr()) || PyBytes_Check(given.ptr()) || PyByteArray_Check(given.ptr());
+  if (!PySequence_Check(given.ptr()) || is_text) {
+    throw py::type_error(OfShape(given) + "it is no number and no sequence of numbers");
+  }
+  std::vector<std::int64_t> shape;
+  for (py::handle item : given) {
+    auto value = number(item.ptr());
+    if (!value) throw py::type_error(OfShape(given) + "it has to be of whole numbers");
+    shape.push_back(*value);
+  }
+  return shape;
+}
+
+Buffer AllocateShared(std::int32_t dtype, const py::object& given) {
   std::int32_t item_size = 0;
   if (!DTypeName(dtype, &item_size)) throw Failure(kArgument, "there is no element type " + std::to_string(dtype));
+  const std::vector<std::int64_t> shape = ShapeOf(given);
   std::int64_t bytes = item_size;
   for (std::int64_t dimension : shape) {
-    if (dimension < 0 || __builtin_mul_overflow(bytes, dimension, &bytes)) {
-      throw Failure(kArgument, "empty_shared: a dimension is negative or the tensor is too large");
-    }
+    if (__builtin_mul_overflow(bytes, dimension, &bytes)) throw Failure(kArgument, OfShape(given) + "it is too large");
   }
   ronde_memory* made = nullptr;
-  Check(WithoutGil([&] { return ronde_allocate_shared(0, static_cast<std::size_t>(bytes), &made); }));
+  try {
+    Check(WithoutGil([&] { return ronde_allocate_shared(0, static_cast<std::size_t>(bytes), &made); }));
+  } catch (const Failure& failure) {
+    throw Failure(failure.code(), OfShape(given) + failure.what());
+  }
   std::shared_ptr<ronde_memory> memory(made, ronde_memory_free);
   void* data = ronde_memory_data(made);
   return {std::move(memory), data, dtype, shape};

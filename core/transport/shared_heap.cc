@@ -12,7 +12,11 @@ constexpr std::size_t kPage = 4096;  // where pages are larger, several allocati
 }  // namespace
 
 SharedHeap::SharedHeap(std::byte* base, std::size_t bytes, Reserve reserve, Release release)
-    : base_(base), bytes_(bytes / kPage * kPage), reserve_(std::move(reserve)), release_(std::move(release)) {
+    : base_(base),
+      given_(bytes),
+      bytes_(bytes / kPage * kPage),
+      reserve_(std::move(reserve)),
+      release_(std::move(release)) {
   if (bytes_ > 0) free_[0] = bytes_;
 }
 
@@ -21,7 +25,12 @@ Expected<std::byte*> SharedHeap::Allocate(std::size_t bytes) {
   auto refuse = [&](const std::string& why) {
     return Result(Code::kArgument, "no " + std::to_string(bytes) + " bytes of shared memory: " + why);
   };
-  if (bytes > bytes_) return refuse("the rank has " + std::to_string(bytes_) + " in all (RONDE_SHARED_BYTES)");
+  if (bytes > bytes_) {
+    const std::string given = given_ == bytes_ ? ""
+                                               : " is " + std::to_string(given_) + ", of which whole pages of " +
+                                                     std::to_string(kPage) + " bytes are used";
+    return refuse("the rank has " + std::to_string(bytes_) + " in all (RONDE_SHARED_BYTES" + given + ")");
+  }
   const std::size_t need = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
   const std::size_t align = need >= kHugePage ? kHugePage : kPage;
   auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& range) {

@@ -38,7 +38,8 @@ class SharedHeap {
 
  private:
   std::byte* const base_;
-  const std::size_t bytes_;
+  const std::size_t given_;  // bytes at base_
+  const std::size_t bytes_;  // of these, whole pages
   const Reserve reserve_;
   const Release release_;
   std::mutex mutex_;                         // guards both

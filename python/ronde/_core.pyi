@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, SupportsIndex, Union
 
 __version__: str
 
@@ -34,7 +34,7 @@ class Buffer:
     nbytes: int
     address: int
 
-def allocate_shared(dtype: int, shape: Sequence[int]) -> Buffer:
+def allocate_shared(dtype: int, shape: Union[SupportsIndex, Sequence[SupportsIndex]]) -> Buffer:
     """Memory that the ranks of this host reach without copies; ordinary memory where they share none."""
 
 class Handle:

@@ -127,8 +127,8 @@ def empty_shared(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> A
         dtype: of the elements.
 
     Raises:
-        ValueError: before init(); the rank's shared memory (RONDE_SHARED_BYTES) or the host's memory is used up.
+        TypeError: the shape is no number and no sequence of numbers.
+        ValueError: a number is negative or too large; before init(); the rank's shared memory (RONDE_SHARED_BYTES) or the host's memory is used up.
     """
     kind = np.dtype(dtype)
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    return _frontend.wrap(_core.allocate_shared(dtype_number(kind.name, kind), sizes))
+    return _frontend.wrap(_core.allocate_shared(dtype_number(kind.name, kind), shape))

@@ -144,6 +144,8 @@ def metrics() -> dict[str, Any]:
 
         - operations, failed: operations of this rank that ended, and how many of them with an error;
         - tensors, bytes: tensors that were run, and the bytes of this rank's inputs;
+        - lent: of these bytes, those that the other ranks of the host reached where they lay (see empty_shared), so that
+          they were not copied. Allreduces run them in place;
         - batches, lists: what ranks committed together, and fused operations run;
         - ops: the same by kind, as in ["ops"]["allreduce"]["bytes"];
         - seconds: negotiate (from a submission to its commit by all ranks) and queue (from there until it runs), summed

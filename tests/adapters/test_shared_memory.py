@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -61,10 +62,47 @@ def test_shapes() -> None:
     assert hvd.empty_shared().shape == ()
     assert ronde.empty_shared((2, 2), np.float64).dtype == np.float64
     assert ronde.empty_shared(5).shape == (5,)
-    with pytest.raises(ValueError, match="negative"):
-        hvd.empty_shared(-1)
+    for four in (np.int64(4), np.array([4]), (np.int32(4),), torch.Size([4]), torch.tensor(4)):
+        assert hvd.empty_shared(four).shape == (4,) and ronde.empty_shared(four).shape == (4,)
+    assert hvd.empty_shared(np.int64(2), torch.tensor(3)).shape == (2, 3)
+    assert ronde.empty_shared(np.array([2, 3])).shape == (2, 3)
     with pytest.raises(TypeError, match="complex32"):
         hvd.empty_shared(3, dtype=torch.complex32)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("shape", "error", "reason"),
+    [
+        (None, TypeError, "no number and no sequence"),
+        (2.5, TypeError, "no number and no sequence"),
+        ("x", TypeError, "no number and no sequence"),
+        (b"ab", TypeError, "no number and no sequence"),
+        ({4}, TypeError, "no number and no sequence"),
+        ((4, None), TypeError, "whole numbers"),
+        ([3, [4]], TypeError, "whole numbers"),
+        ((2, 2.0), TypeError, "whole numbers"),
+        (-1, ValueError, "negative"),
+        ((4, -1), ValueError, "negative"),
+        (-(1 << 70), ValueError, "negative"),
+        (1 << 70, ValueError, "too large"),
+        ((2, 1 << 63), ValueError, "too large"),
+        ((1 << 40, 1 << 40), ValueError, "too large"),
+        ((1 << 48,), ValueError, "RONDE_SHARED_BYTES"),
+    ],
+)
+def test_what_is_no_shape_is_named(shape: Any, error: Any, reason: str) -> None:
+    for empty_shared in (hvd.empty_shared, ronde.empty_shared):
+        with pytest.raises(error, match=re.escape(f"empty_shared of shape {shape!r}: ") + f".*{reason}"):
+            empty_shared(shape)
+    with pytest.raises(TypeError, match=re.escape("empty_shared of shape (4, None): ")):
+        hvd.empty_shared(4, None)
+
+
+@pytest.mark.ranks(2, env={"RONDE_SHARED_BYTES": "1"})
+def test_less_than_a_page_is_said_to_be_nothing() -> None:
+    with pytest.raises(ValueError, match=r"rank has 0 in all \(RONDE_SHARED_BYTES is 1, of which whole pages of 4096"):
+        hvd.empty_shared(4)
 
 
 @pytest.mark.ranks(2)
@@ -130,6 +168,55 @@ def test_numpy_arrays() -> None:
     array[:] = values(ronde.rank(), LARGE).numpy()
     ronde.allreduce_(array, op=ronde.Sum)
     np.testing.assert_array_equal(array, (values(0, LARGE) + values(1, LARGE)).numpy())
+
+
+def lent() -> tuple[int, int]:
+    """Bytes of this rank's allreduces so far: lent, all."""
+    allreduce = hvd.metrics()["ops"]["allreduce"]
+    assert hvd.metrics()["lent"] >= allreduce["lent"]
+    return allreduce["lent"], allreduce["bytes"]
+
+
+@pytest.mark.ranks(3)
+def test_it_is_lent_and_other_memory_is_not() -> None:
+    count = 1 << 18  # of float32: 1 MiB
+    tensor, array = hvd.empty_shared(count), ronde.empty_shared(count)
+    for i, (shared, is_lent) in enumerate(
+        [(tensor, True), (array, True), (tensor.clone(), False), (array.copy(), False)]
+    ):
+        data = values(hvd.rank() + 10 * i, count)
+        shared[:] = data if isinstance(shared, torch.Tensor) else data.numpy()
+        before = lent()
+        if isinstance(shared, torch.Tensor):
+            hvd.allreduce_(shared, op=hvd.Sum)
+        else:
+            ronde.allreduce_(shared, op=ronde.Sum)
+        now = lent()
+        assert (now[0] - before[0], now[1] - before[1]) == ((1 << 20) * is_lent, 1 << 20)
+        np.testing.assert_array_equal(np.asarray(shared), sum(values(r + 10 * i, count) for r in range(3)).numpy())
+    before = lent()
+    hvd.allreduce(tensor, op=hvd.Sum)  # the result is elsewhere: neighbours cannot write it where the input lies
+    assert lent()[0] == before[0]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("views", [True, False])
+def test_gradients_are_lent(views: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), gradient_as_bucket_view=views, op=hvd.Sum
+    )
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        before = lent()
+        model(values(hvd.rank() + 10 * step, 4 * 512).view(4, 512)).mean().backward()
+        optimizer.step()
+        all_bytes = lent()[1] - before[1]
+        gradients = sum(4 * param.numel() for param in model.parameters())
+        assert gradients <= all_bytes < gradients + 1000  # ranks also tell each other which gradients they have
+        # Two megabytes of weights, and biases of two kilobytes that may travel alone and then be packed.
+        assert lent()[0] - before[0] >= (2 << 20 if views else 0)
+        assert views or lent()[0] == 0
 
 
 @pytest.mark.ranks(2, env={"RONDE_SHARED_BYTES": "0"})

@@ -216,6 +216,27 @@ def test_leaving_right_after_an_operation(size: int) -> None:
             ronde.shutdown()
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.ranks(3, init=False)
+def test_ranks_that_end_and_meet_again_at_different_times(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank comes to its results when the others have left, longer ago than a farewell takes, and wait for it in
+    init()."""
+    monkeypatch.setenv("RONDE_TRANSPORT", transport)
+    for cycle, delay in enumerate((1.3, 0.0, 0.03, 0.0, 0.003, 0.1)):
+        late = cycle % 3
+        ronde.init()
+        data = [np.arange(count) % 1000 + ronde.rank() + 10 * cycle for count in (5, 300_000)]
+        handles = [ronde.allreduce_async(each, op=ronde.Sum, name=f"{len(each)}") for each in data]
+        if ronde.rank() == late:
+            time.sleep(delay)
+        for handle, each in zip(handles, data):
+            wanted = 3 * (np.arange(len(each)) % 1000) + 3 + 30 * cycle
+            np.testing.assert_array_equal(ronde.synchronize(handle), wanted)
+        if ronde.rank() == (late + 1) % 3:
+            time.sleep(delay / 3)
+        ronde.shutdown()
+
+
 @pytest.mark.parametrize(
     ("variables", "text"),
     [

@@ -34,9 +34,9 @@ def test_metrics_count_operations_bytes_and_time() -> None:
     now = ronde.metrics()
     assert now["operations"] == 13 and now["failed"] == 1
     assert now["tensors"] == now["lists"] == 11 and now["batches"] == 13
-    assert now["ops"]["allreduce"] == {"operations": 10, "tensors": 10, "lists": 10, "bytes": 40_000}
+    assert now["ops"]["allreduce"] == {"operations": 10, "tensors": 10, "lists": 10, "bytes": 40_000, "lent": 0}
     assert now["ops"]["allgather"]["bytes"] == (2 + ronde.rank()) * 24
-    assert now["ops"]["broadcast"] == {"operations": 1, "tensors": 0, "lists": 0, "bytes": 0}
+    assert now["ops"]["broadcast"] == {"operations": 1, "tensors": 0, "lists": 0, "bytes": 0, "lent": 0}
     assert now["ops"]["barrier"] == {"operations": 1}
     assert now["bytes"] == 40_000 + (2 + ronde.rank()) * 24
     assert now["cache"] == {"hits": 9, "misses": 4}

@@ -35,7 +35,7 @@ std::size_t HeapBytes(std::int64_t wanted, std::size_t local_ranks) {
   struct rlimit space{};
   if (getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur != RLIM_INFINITY) return 0;
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page) / local_ranks : 0;
+  return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) / local_ranks * static_cast<std::size_t>(page) : 0;
 }
 
 // CPUs that this process may keep busy: its affinity, and the quotas of its control group and those above.

@@ -2,8 +2,6 @@
 #include "engine/timeline.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -176,75 +174,6 @@ TEST_F(TimelineTest, EventsThatDoNotFitInMemoryAreCounted) {
   EXPECT_EQ(Count(lines, R"("name":"900 events lost")"), 1u);
   EXPECT_EQ(Count(lines, R"("dropped":900,"cut":false)"), 1u);
   EXPECT_EQ(Count(lines, R"("ph":"b")"), Count(lines, R"("ph":"e")"));
-}
-
-TEST_F(TimelineTest, EveryStateOfTheFileIsJson) {
-  TraceFile file;
-  const std::string path = Path("t.json");
-  ASSERT_TRUE(file.Open(path, 1 << 30).ok());
-  EXPECT_TRUE(IsJson(ReadFile(path)));
-  std::size_t added = 0;
-  for (int i = 0; i < 8000; ++i) {  // through more than one move of the bracket, with events of all lengths
-    std::string event = "{\"n\":\"" + std::string(static_cast<std::size_t>(i * 37 % 400), 'x') + "\"}";
-    if (i % 100 == 0) event = "{\"n\":\"" + std::string(TraceFile::kLongestEvent - 8, 'y') + "\"}";
-    ASSERT_TRUE(file.Add(event).ok());
-    ASSERT_TRUE(file.Flush().ok());
-    ++added;
-    if (i % 200 == 0 || i < 20) {
-      ASSERT_TRUE(IsJson(ReadFile(path))) << i;
-      ASSERT_EQ(Events(path).size(), added);
-    }
-  }
-  EXPECT_FALSE(file.Add(std::string(TraceFile::kLongestEvent + 1, ' ')).ok());
-  file.Close();
-  EXPECT_TRUE(IsJson(ReadFile(path)));
-  EXPECT_EQ(Events(path).size(), added);
-}
-
-// A process that is killed while it writes as fast as it can, each event by itself. It stays below the first place of
-// the bracket: what is tested is that events appear whole or not at all.
-TEST_F(TimelineTest, AKilledWriterLeavesJson) {
-  constexpr std::uint64_t kFirstPlace = 1 << 20;
-  std::size_t most = 0;
-  for (int round = 0; round < 40; ++round) {
-    const std::string path = Path("t" + std::to_string(round) + ".json");
-    pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      TraceFile file;
-      if (!file.Open(path, 1 << 30).ok()) _exit(1);
-      for (std::uint64_t i = 0; file.size() < kFirstPlace - 8192; ++i) {
-        if (!file.Add("{\"n\":\"" + std::string(i * 37 % 400, 'x') + "\"}").ok() || !file.Flush().ok()) _exit(1);
-      }
-      while (true) pause();
-    }
-    std::error_code error;
-    EXPECT_TRUE(WaitFor([&] { return std::filesystem::file_size(path, error) > kFirstPlace && !error; }));
-    usleep(static_cast<useconds_t>(round * 97));
-    kill(child, SIGKILL);
-    int status = 0;
-    waitpid(child, &status, 0);
-    EXPECT_TRUE(WIFSIGNALED(status));
-    EXPECT_TRUE(IsJson(ReadFile(path))) << "round " << round;
-    most = std::max(most, Events(path).size());
-    std::filesystem::remove(path);
-  }
-  EXPECT_GT(most, 20u);  // it was killed while it wrote
-}
-
-TEST_F(TimelineTest, AFullFileStaysWhole) {
-  TraceFile file;
-  ASSERT_TRUE(file.Open(Path("t.json"), 20'000).ok());
-  const std::string event = "{\"n\":\"" + std::string(300, 'x') + "\"}";
-  std::size_t added = 0;
-  Result result;
-  for (; result.ok() && added < 1000; ++added) result = file.Add(event);
-  EXPECT_NE(result.message().find("t.json is full"), std::string::npos);
-  EXPECT_LE(ReadFile(Path("t.json")).size(), 20'000u);
-  file.Close();
-  EXPECT_TRUE(IsJson(ReadFile(Path("t.json"))));
-  EXPECT_EQ(Events(Path("t.json")).size(), added - 1);
-  EXPECT_GT(added, 50u);
 }
 
 TEST_F(TimelineTest, AFullDiskEndsTheTimelineAndNothingElse) {

@@ -99,6 +99,13 @@ TEST(SharedHeap, WhatIsAsLargeAsAHugePageBeginsWhereOneCan) {
   EXPECT_TRUE(heap.Allocate(5 * kHuge).ok());
 }
 
+TEST(SharedHeap, ARefusalSaysWhatIsUsedOfWhatWasGiven) {
+  SharedHeap heap(nullptr, kPage - 1, nullptr, nullptr);
+  EXPECT_EQ(heap.Allocate(8).error().message(),
+            "no 8 bytes of shared memory: the rank has 0 in all (RONDE_SHARED_BYTES is 4095, of which whole pages of "
+            "4096 bytes are used)");
+}
+
 TEST(SharedHeap, WithoutRoomRefusesEverything) {
   SharedHeap heap(nullptr, 0, nullptr, nullptr);
   EXPECT_FALSE(heap.Allocate(0).ok());
