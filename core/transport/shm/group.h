@@ -32,7 +32,7 @@ struct ShmHeader {
 };
 constexpr std::size_t kShmHeaderBytes = 65536;  // a multiple of every page size: the two are protected differently
 constexpr std::size_t kShmHeapAlign = SharedHeap::kHugePage;  // likewise
-constexpr std::size_t kShmMailOffset = 4096;    // in the header; the rest of it is one mail ring per sender
+constexpr std::size_t kShmMailOffset = 4096;  // in the header; the rest of it is one mail ring per sender
 static_assert(sizeof(ShmHeader) <= kShmMailOffset);
 
 class ShmMapping {
