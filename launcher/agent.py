@@ -9,45 +9,29 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import selectors
 import signal
 import subprocess
 import time
 import warnings
-from collections import deque
-from dataclasses import dataclass, field
-from typing import IO, Any, Callable, Optional
+from typing import Any, Callable, Optional
 
 from ronde import _core
 from ronde.launcher import directory, frames
 from ronde.launcher.payload import get, put
 from ronde.launcher.processes import become_subreaper, descendants, die_with_parent, how_it_ended
+from ronde.launcher.relay import VARIABLE, Relay
+from ronde.launcher.worker import Worker
 
 # After the first failure: how long survivors may take to raise and leave by themselves, and how long TERM may take.
 SURVIVOR_SECONDS = 2.0
 GRACE_SECONDS = 5.0
-# Lines that say nothing of a failure: of ronde's log (core/base/log.cc) and of TensorFlow's.
-_LOG_LINE = re.compile(
-    rb"\s*(\[ronde\b[^]]* (trace|debug|info|warning)\] "
-    rb"|[IW]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IW] "
-    rb"|WARNING: All log messages before absl|To enable the following instructions)"
-)
-_ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Warning: .*rror)\b|\berror\b", re.IGNORECASE)
-
-
-@dataclass
-class Worker:
-    rank: int
-    process: subprocess.Popen[bytes]
-    code: Optional[int] = None  # as Popen has it: negative for signals
-    errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=40))  # the last lines of stderr
-    tail: bytes = b""
-    pipes: dict[int, IO[bytes]] = field(default_factory=dict)  # the open ones of stdout (0) and stderr (1)
+# For an agent that a launcher elsewhere has started, and not told anything yet.
+UNTOLD_SECONDS = 300.0
 
 
 class Agent:
-    def __init__(self) -> None:
+    def __init__(self, remote: bool = False) -> None:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.parser = frames.Parser()
@@ -62,7 +46,11 @@ class Agent:
         self.directory = ""
         self.server: Optional[_core.StoreServer] = None
         self.store: Optional[_core.Store] = None
+        self.relay: Optional[Relay] = None
         self.want_results = False
+        # Seconds of the launcher's silence after which it counts as lost; None: it is on this host.
+        self.patience = UNTOLD_SECONDS if remote else None
+        self.heard = self.spoke = time.monotonic()
 
     # ---- Talking to the launcher ----
 
@@ -92,23 +80,38 @@ class Agent:
     # ---- Workers ----
 
     def start(self, job: dict[str, Any]) -> None:
+        if self.patience is not None:
+            self.patience = job["patience"]
         try:
+            if not os.path.isdir(job["cwd"]):
+                raise FileNotFoundError(f"there is no directory {job['cwd']}, the job's working directory")
             directory.remove_abandoned()
             self.directory = directory.make()
             url = directory.store_url(self.directory)
             self.server = _core.StoreServer(url)
             self.store = _core.Store(url)
-            self.store.set("secret", os.urandom(32).hex().encode())
+            self.store.set("secret", job["secret"].encode())
+            if job["hosts"] > 1:
+                self.relay = Relay(self.directory, self.store, len(job["ranks"]), job["ranks"][0]["size"])
+                self.selector.register(self.relay.socket, selectors.EVENT_READ, "relay")
             self.want_results = job["task"] is not None
             if self.want_results:
                 put(self.store, "task", base64.b64decode(job["task"]))
+        except FileNotFoundError as error:
+            self.send({"type": "refused", "error": str(error)})
+            return
         except (OSError, _core.RondeError) as error:
             self.send({"type": "refused", "error": f"the agent cannot serve its store: {error}"})
             return
+        cores = len(os.sched_getaffinity(0))
         for identity in job["ranks"]:
             env = dict(job["env"])
             env.update({f"RONDE_{key.upper()}": str(value) for key, value in identity.items()})
             env["RONDE_STORE"] = url
+            if self.relay is not None:
+                env[VARIABLE] = self.relay.path
+            # Frameworks take all cores each otherwise, and ranks slow each other down.
+            env.setdefault("OMP_NUM_THREADS", str(max(1, cores // identity["local_size"])))
             if not self.start_worker(identity["rank"], job["command"], job["cwd"], env):
                 break
         pids = {worker.rank: worker.process.pid for worker in self.workers.values()}
@@ -170,9 +173,7 @@ class Agent:
             pipe.close()
             del worker.pipes[number]
         elif number == 1:
-            lines = (worker.tail + data).replace(b"\r", b"\n").split(b"\n")
-            worker.tail = lines.pop()[-4096:]
-            worker.errors.extend(line[:4096] for line in lines if line.strip() and not _LOG_LINE.match(line))
+            worker.add_errors(data)
         self.credit -= len(data)
         self.outbox += frames.output(worker.rank, number, data)  # without data: the end of the stream
         self.flush()
@@ -215,22 +216,11 @@ class Agent:
         if code != 0:
             for number in list(worker.pipes):  # what it still said; more than this a pipe does not hold
                 self.read_pipe(worker, number)
-            error = self.last_error(worker)
+            error = worker.last_error()
         self.announce(worker.rank, f"{what}: {error}" if error else what)
         self.send({"type": "exit", "rank": worker.rank, "code": code, "error": error})
         if code != 0:
             self.fail()
-
-    def last_error(self, worker: Worker) -> str:
-        tail = [] if _LOG_LINE.match(worker.tail) else [worker.tail]
-        lines = [line.decode(errors="replace").strip() for line in (*worker.errors, *tail) if line.strip()]
-        for number, line in reversed(list(enumerate(lines))):
-            if _ERROR_LINE.search(line) and not line.startswith("[ronde"):
-                if line.endswith("Graph execution error:"):  # TensorFlow: what happened comes before a node in brackets
-                    after = lines[number + 1 :]
-                    line += next((f" {text}" for text, node in zip(after, after[1:]) if node.startswith("[[")), "")
-                return line[:500]
-        return lines[-1][:500] if lines else ""
 
     def fail(self) -> None:
         if not self.failed:
@@ -284,7 +274,9 @@ class Agent:
             signal.signal(number, lambda *_: self.stop(time.monotonic()))
         self.selector.register(wake_read, selectors.EVENT_READ, "wake")
         self.selector.register(0, selectors.EVENT_READ, "stdin")
-        os.write(1, frames.MARKER)
+        if self.patience is None:  # else it has been said
+            os.write(1, frames.MARKER)
+        self.send({"type": "ready", "version": _core.__version__})
         started = False
         try:
             while not started or self.alive():
@@ -294,6 +286,8 @@ class Agent:
             self.finish()
         finally:
             self.kill_all()
+            if self.relay is not None:
+                self.relay.close()
             if self.server is not None:
                 self.server.stop()
             if self.directory:
@@ -302,7 +296,8 @@ class Agent:
     def step(self, wake_read: int) -> bool:
         """One round; whether the job was started in it."""
         started = False
-        deadlines = [t for t in (self.stop_at, self.kill_at) if t is not None]
+        due = self.relay.due() if self.relay is not None else None
+        deadlines = [t for t in (self.stop_at, self.kill_at, due, self.next_sign()) if t is not None]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         for key, _ in self.selector.select(timeout):
             if key.data == "stdin":
@@ -311,9 +306,15 @@ class Agent:
                 self.flush()
             elif key.data == "wake":
                 os.read(wake_read, 4096)
+            elif key.data == "relay":
+                assert self.relay is not None
+                self.relay.read()
             elif not self.paused:
                 self.read_pipe(*key.data)
         self.reap()
+        for frame in self.relay.take() if self.relay is not None else ():
+            self.send(frame)
+        self.show_life()
         now = time.monotonic()
         if self.stop_at is not None and now >= self.stop_at:
             self.stop_at = None
@@ -331,10 +332,9 @@ class Agent:
         except BlockingIOError:
             return False
         if not data:
-            self.selector.unregister(0)
-            self.stdin_open = False
-            self.stop(time.monotonic())
+            self.launcher_lost()
             return False
+        self.heard = time.monotonic()
         started = False
         for _, message in self.parser.feed(data):
             if message["type"] == "start":
@@ -344,7 +344,36 @@ class Agent:
                 self.stop(time.monotonic())
             elif message["type"] == "credit":
                 self.resume(message["bytes"])
+            elif message["type"] == "blobs" and self.relay is not None:
+                self.relay.hand_in(message)
+            elif message["type"] == "death":  # of a rank on another host
+                self.announce(message["rank"], message["reason"])
+                if message["failed"]:
+                    self.fail()
         return started
+
+    # ---- Signs of life, between hosts ----
+
+    def next_sign(self) -> Optional[float]:
+        """When to send one, or to give the launcher up."""
+        if self.patience is None or not self.stdin_open:
+            return None
+        return min(self.spoke + self.patience / frames.SIGNS, self.heard + self.patience)
+
+    def show_life(self) -> None:
+        if self.patience is None or not self.stdin_open:
+            return
+        now = time.monotonic()
+        if now - self.heard >= self.patience:
+            self.launcher_lost()
+        elif now - self.spoke >= self.patience / frames.SIGNS:
+            self.spoke = now
+            self.send({"type": "alive"})
+
+    def launcher_lost(self) -> None:
+        self.selector.unregister(0)
+        self.stdin_open = False
+        self.stop(time.monotonic())
 
     def finish(self) -> None:
         """All workers are gone: what they left behind, their last output, and their results."""
@@ -386,12 +415,14 @@ class Agent:
                 self.flush()
             elif key.data == "wake":
                 os.read(key.fd, 4096)
-            elif not self.paused:
+            elif key.data != "relay" and not self.paused:
                 self.read_pipe(*key.data)
+        self.show_life()
 
 
-def main() -> None:
-    Agent().run()
+def main(local: bool = True) -> None:
+    """``local``: the launcher is on this host. Else this process has said the marker already."""
+    Agent(remote=not local).run()
 
 
 if __name__ == "__main__":

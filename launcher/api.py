@@ -11,9 +11,11 @@ from typing import Any, Callable, Optional
 
 from ronde.launcher import frames
 from ronde.launcher.cli import find_hosts, run_job
-from ronde.launcher.job import Job, JobSpec, LaunchError, Outcome
+from ronde.launcher.errors import LaunchError
+from ronde.launcher.job import Job, JobSpec, Outcome
 from ronde.launcher.options import option_value, worker_environment
 from ronde.launcher.processes import python_command
+from ronde.launcher.ssh import Ssh
 
 
 def run(
@@ -41,7 +43,7 @@ def run(
 
     ``func`` and its arguments travel by cloudpickle; it calls ``init()`` itself. ``num_proc`` (or ``np``): number of ranks,
     else all slots of ``hosts``. ``env``: variables added to the workers' environment. ``executable``: the workers' Python.
-    The others are options of ``ronderun``; those for ssh and interfaces have no effect while all ranks are on this host.
+    The others are options of ``ronderun``.
     Raises RuntimeError that names the first rank that failed and what it raised.
     """
     import cloudpickle
@@ -60,7 +62,7 @@ def run(
     options = {}
     if start_timeout is not None:
         options["START_TIMEOUT"] = option_value("Double", "0", 1, "start_timeout", str(start_timeout))
-    environment = worker_environment(options, count)
+    environment = worker_environment(options)
     environment.update(env or {})
     task = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     if len(task) > frames.PAYLOAD_LIMIT:
@@ -75,6 +77,7 @@ def run(
         timestamps=prefix_output_with_timestamp,
         verbose=verbose,
         task=task,
+        ssh=Ssh(ssh_port, ssh_identity_file, executable),
     )
     job = Job(spec)
     outcome = run_job(job) if threading.current_thread() is threading.main_thread() else job.run()

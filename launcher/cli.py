@@ -8,9 +8,11 @@ import sys
 from typing import Any, Optional
 
 from ronde import _core
+from ronde.launcher.errors import LaunchError
 from ronde.launcher.hosts import Host, HostError, parse_hostfile, parse_hosts
-from ronde.launcher.job import Job, JobSpec, LaunchError, Outcome
+from ronde.launcher.job import Job, JobSpec, Outcome
 from ronde.launcher.options import option_value, read_config, worker_environment
+from ronde.launcher.ssh import Ssh
 
 # Flags that scripts pass: what they ask for comes later. "=": with a value; "no": has a form --no-..., which asks for
 # nothing.
@@ -65,9 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config-file", metavar="YAML", help="options by section; flags win")
     parser.add_argument("--gloo", action="store_true", help="accepted: ronde's own controller is always used")
     parser.add_argument("--disable-cache", action="store_true", help="accepted: start-up checks are never cached")
-    group = parser.add_argument_group("other hosts", "Accepted; they have no effect while all ranks are on this host.")
+    group = parser.add_argument_group("other hosts")
     group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the other hosts' ssh")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
+    group.add_argument("--python", metavar="PATH", help="Python of ronde on the other hosts; else this one's path")
     group.add_argument(
         "--network-interfaces", "--network-interface", metavar="LIST", help="interfaces between hosts, by name or CIDR"
     )
@@ -158,10 +161,11 @@ def _make_job(args: argparse.Namespace) -> Job:
             command=command,
             num_proc=num_proc,
             hosts=hosts,
-            env=worker_environment(options, num_proc),
+            env=worker_environment(options),
             output_directory=args.output_filename,
             timestamps=args.prefix_timestamp,
             verbose=args.verbose,
+            ssh=Ssh(args.ssh_port, args.ssh_identity_file, args.python),
         )
     )
 

@@ -19,6 +19,8 @@ CREDIT = 1 << 20  # bytes of output that may be under way
 PAYLOAD_LIMIT = LIMIT // 4 * 3 - 4096
 # How long a reader of the output (a pager, a stopped terminal) may stand still at the end of a job that went well.
 READER_SECONDS = 600.0
+# Signs of life that agent and launcher, on different hosts, give each other in the time after which one counts as lost.
+SIGNS = 6
 # The agent prints this first; what shell start-up files print before it is skipped.
 MARKER = b"\n==ronde-agent-1==\n"
 

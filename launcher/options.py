@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ronde import _core
-from ronde.launcher.job import LaunchError
+from ronde.launcher.errors import LaunchError
 
 # Sections of a config file for what comes later, and their keys that ask for nothing.
 _LATER_SECTIONS = {"autotune": "autotuning"}
@@ -105,11 +105,9 @@ def read_config(path: str) -> dict[str, str]:
     return values
 
 
-def worker_environment(options: dict[str, str], local_ranks: int) -> dict[str, str]:
+def worker_environment(options: dict[str, str]) -> dict[str, str]:
     env = dict(os.environ)
     for name, value in options.items():
         env["RONDE_" + name] = value
     env.setdefault("PYTHONUNBUFFERED", "1")
-    # Frameworks take all cores each otherwise, and ranks slow each other down.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // max(1, local_ranks))))
     return env

@@ -21,13 +21,13 @@ _MAX_LINE = 8 << 20
 class Output:
     """Takes chunks of bytes; a thread of its own writes them, so that a slow terminal never blocks the launcher.
 
-    ``written(n)`` is called from that thread after n bytes of workers' output were written: the agent's credit. With a
+    ``written(rank, n)`` is called from that thread after n bytes of a rank's output were written: its agent's credit. With a
     ``directory``, each of the ranks gets its files in it. Raises OSError when these cannot be made.
     """
 
     def __init__(
         self,
-        written: Callable[[int], None],
+        written: Callable[[int, int], None],
         directory: Optional[str] = None,
         timestamps: bool = False,
         ranks: int = 0,
@@ -80,7 +80,7 @@ class Output:
                 self._lines(rank, stream, data)
             else:
                 self._save(file, data)
-            self._written(len(data))
+            self._written(rank, len(data))
         for (rank, stream), rest in list(self._rest.items()):
             if rest:
                 self._lines(rank, stream, b"")

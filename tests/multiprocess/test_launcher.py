@@ -130,7 +130,7 @@ def test_a_slow_reader_of_the_output_does_not_hold_up_the_end() -> None:
         (["-np", "2"], 2, "no command"),
         (["-np", "0", "true"], 2, "at least 1"),
         (["-np", "3", "-H", "localhost:2", "true"], 2, "-np 3 asks for more processes than there are slots (2"),
-        (["-H", "somewhere-else.invalid:2", "true"], 2, "'somewhere-else.invalid'"),
+        (["-np", "2", "--python"], 2, "--python"),
         (["-np", "1", "/no/such/program"], 127, "/no/such/program"),
         (["-np", "1", "/etc/hostname"], 126, "/etc/hostname"),
         (["-np", "1", "--min-np", "1", "true"], 2, "elastic training is not available"),
@@ -143,6 +143,14 @@ def test_bad_calls_are_refused_and_named(arguments: list[str], code: int, text: 
     result = run(*arguments)
     assert result.returncode == code, result.stderr
     assert text in result.stderr
+
+
+def test_each_rank_gets_its_share_of_the_cores() -> None:
+    show = python("import os; print(os.environ['OMP_NUM_THREADS'])")
+    env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    cores = len(os.sched_getaffinity(0))
+    assert run("-np", "1", *show, env=env).stdout == f"[0]<stdout>:{cores}\n"
+    assert run("-np", "1", *show, env={**env, "OMP_NUM_THREADS": "3"}).stdout == "[0]<stdout>:3\n"
 
 
 def test_flags_and_the_config_file_reach_the_workers(tmp_path: Path) -> None:

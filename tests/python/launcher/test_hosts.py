@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ronde.launcher.errors import LaunchError
 from ronde.launcher.hosts import Host, HostError, parse_hostfile, parse_hosts
-from ronde.launcher.job import Job, JobSpec, LaunchError, identities, place
+from ronde.launcher.job import Job, JobSpec
+from ronde.launcher.placement import identities, place
 
 
 @pytest.mark.parametrize(

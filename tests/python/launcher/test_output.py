@@ -36,7 +36,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, chunks: list[tuple[int, int, bytes]])
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
-        output = Output(credit.append)
+        output = Output(lambda _rank, amount: credit.append(amount))
         for chunk in chunks:
             output.add(*chunk)
         assert output.close(lambda: 10.0)
@@ -98,7 +98,7 @@ def test_a_target_that_fails_takes_nobody_down(monkeypatch: pytest.MonkeyPatch) 
     credit: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Broken())
-        output = Output(credit.append)
+        output = Output(lambda _rank, amount: credit.append(amount))
         output.add(0, 0, b"lost\n")
         output.add(0, 0, b"lost too\n")
         assert output.close(lambda: 10.0)
@@ -106,7 +106,7 @@ def test_a_target_that_fails_takes_nobody_down(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_files_hold_each_stream_as_it_was(tmp_path: Path) -> None:
-    output = Output(lambda _: None, str(tmp_path / "new" / "place"), ranks=2)
+    output = Output(lambda _rank, _amount: None, str(tmp_path / "new" / "place"), ranks=2)
     output.add(1, 0, b"a\rb")
     output.add(1, 1, b"\xff\n")
     assert output.close(lambda: 10.0)
@@ -122,7 +122,7 @@ def test_closing_waits_for_a_reader_as_long_as_it_is_told(tmp_path: Path) -> Non
         link = tmp_path / "rank.0" / "stdout"
         link.unlink(missing_ok=True)
         link.symlink_to(f"/proc/self/fd/{write_end}")
-        output = Output(lambda _: None, str(tmp_path), ranks=1)
+        output = Output(lambda _rank, _amount: None, str(tmp_path), ranks=1)
         os.close(write_end)
         output.add(0, 0, data)
         received: list[int] = []
@@ -148,7 +148,7 @@ def test_a_full_disk_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         patch.setattr(sys, "stderr", err)
         (tmp_path / "rank.0").mkdir()
         (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
-        output = Output(lambda _: None, str(tmp_path), ranks=1)
+        output = Output(lambda _rank, _amount: None, str(tmp_path), ranks=1)
         output.add(0, 0, b"a\n")
         output.add(0, 0, b"b\n")
         assert output.close(lambda: 10.0)
