@@ -62,6 +62,8 @@ def run(
     options = {}
     if start_timeout is not None:
         options["START_TIMEOUT"] = option_value("Double", "0", 1, "start_timeout", str(start_timeout))
+    if network_interfaces is not None:
+        options["NETWORK_INTERFACES"] = network_interfaces
     environment = worker_environment(options)
     environment.update(env or {})
     task = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))

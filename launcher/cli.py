@@ -43,6 +43,8 @@ _LATER = (
     ("blacklist-cooldown-range", "=", "elastic training"),
     ("host-discovery-script", "=", "elastic training"),
 )
+# Other spellings.
+_ALSO = {"--network-interfaces": ("--network-interface",)}
 _HIDDEN = argparse.SUPPRESS
 
 
@@ -71,9 +73,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the other hosts' ssh")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
     group.add_argument("--python", metavar="PATH", help="Python of ronde on the other hosts; else this one's path")
-    group.add_argument(
-        "--network-interfaces", "--network-interface", metavar="LIST", help="interfaces between hosts, by name or CIDR"
-    )
     flags = set(_add_table(parser))
     for name, form, _what in _LATER:
         if f"--{name}" in flags:
@@ -104,7 +103,8 @@ def _add_table(parser: argparse.ArgumentParser) -> list[str]:
         destination = _option_destination(name)
         if kind != "Bool":
             text += f" Here in units of {scale:.0f}." if scale != 1 else ""
-            group.add_argument(flag, dest=destination, metavar="VALUE", help=text.replace("%", "%%"))
+            names = [flag, *_ALSO.get(flag, ())]
+            group.add_argument(*names, dest=destination, metavar="VALUE", help=text.replace("%", "%%"))
             continue
         group.add_argument(flag, dest=destination, action="store_const", const="1", help=text.replace("%", "%%"))
         if flag.startswith("--no-"):

@@ -209,6 +209,7 @@ ronde_error* ronde_endpoint_create(const ronde_config* config, ronde_endpoint** 
   endpoint.generation = config->generation;
   endpoint.job_options = options->EncodeJob();
   endpoint.heap_bytes = options->shared_bytes;
+  endpoint.network_interfaces = options->network_interfaces;
   endpoint.shared.ring_bytes = static_cast<std::uint64_t>(options->ring_bytes);
   endpoint.shared.shared_memory = options->transport == "auto";
   endpoint.shared.peer_timeout = options->peer_timeout;

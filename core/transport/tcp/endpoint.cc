@@ -317,7 +317,9 @@ Expected<std::unique_ptr<Endpoint>> Endpoint::Create(const EndpointConfig& confi
     own.tcp_port = std::stoi(bound->substr(bound->rfind(':') + 1));
     meeting->tcp_listener = std::move(remote.value());
     meeting->interfaces = InterfaceAddresses();
-    own.tcp_hosts = AddressesToPublish(meeting->interfaces);
+    auto chosen = ChooseInterfaces(meeting->interfaces, config.network_interfaces);
+    if (!chosen.ok()) return chosen.error().Because("host " + config.host_name);
+    own.tcp_hosts = AddressesToPublish(chosen.value());
   }
   return std::unique_ptr<Endpoint>(std::make_unique<EndpointImpl>(std::move(meeting), std::move(own)));
 }

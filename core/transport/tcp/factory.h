@@ -31,7 +31,8 @@ struct EndpointConfig {
   std::uint64_t generation = 0;  // counts init() in this job; a handshake of another generation is refused
   std::string job_options;       // Options::EncodeJob() of this rank; everyone adopts rank 0's
   SharedOptions shared;
-  std::int64_t heap_bytes = 0;  // of shared memory to hand out; -1: the host's memory divided by its ranks
+  std::string network_interfaces;  // to be reached by, by name or network, separated by commas; empty: all
+  std::int64_t heap_bytes = 0;     // of shared memory to hand out; -1: the host's memory divided by its ranks
 };
 
 // What Connect made. Destroy in any order, the engine's use of them over.

@@ -1,6 +1,7 @@
 #include "transport/tcp/meeting.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "wire/codec.h"
 
@@ -46,6 +47,33 @@ Expected<PeerInfo> PeerInfo::Decode(const std::string& blob, const std::string& 
   info.shared.peer_timeout = reader.Double();
   if (!reader.ok()) return reader.result();
   return info;
+}
+
+Expected<std::vector<InterfaceAddress>> ChooseInterfaces(const std::vector<InterfaceAddress>& own,
+                                                         const std::string& wanted) {
+  if (wanted.empty()) return own;
+  std::vector<InterfaceAddress> chosen;
+  std::string there;
+  for (const auto& item : own) {
+    bool matches = false;
+    for (std::size_t begin = 0; begin <= wanted.size();) {
+      std::size_t end = std::min(wanted.find(',', begin), wanted.size());
+      std::string word = wanted.substr(begin, end - begin);
+      begin = end + 1;
+      auto slash = word.find('/');
+      InterfaceAddress network;
+      if (slash != std::string::npos) {
+        network.address = word.substr(0, slash);
+        network.prefix = std::atoi(word.c_str() + slash + 1);
+      }
+      matches |= slash == std::string::npos ? word == item.name : InSubnet(network, item.address);
+    }
+    if (matches) chosen.push_back(item);
+    there += (there.empty() ? "" : ", ") + item.name + " " + item.address;
+  }
+  if (!chosen.empty()) return chosen;
+  return Result(Code::kArgument, "this host has none of the network interfaces " + wanted +
+                                     " (RONDE_NETWORK_INTERFACES); it has: " + (there.empty() ? "none" : there));
 }
 
 std::vector<std::string> AddressesToPublish(const std::vector<InterfaceAddress>& own) {

@@ -29,6 +29,10 @@ struct PeerInfo {
   std::string Describe() const { return "rank " + std::to_string(rank) + " (host " + host_name + ")"; }
 };
 
+// Those of the interfaces that `wanted` names or whose addresses are in a network of it ("eth0,10.0.0.0/8"); empty:
+// all. An error says which there are.
+Expected<std::vector<InterfaceAddress>> ChooseInterfaces(const std::vector<InterfaceAddress>& own,
+                                                         const std::string& wanted);
 // What to publish of this host's addresses: loopback only where there is nothing else.
 std::vector<std::string> AddressesToPublish(const std::vector<InterfaceAddress>& own);
 // The addresses of another host, in the order in which to dial them: those in a network of ours first. Addresses that

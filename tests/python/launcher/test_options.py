@@ -80,7 +80,7 @@ def test_what_comes_later_is_refused_by_name(
 def test_flags_of_other_hosts_are_understood() -> None:
     words = "-p 22 -i key --network-interface eth0 --disable-cache --gloo --no-autotune -hostfile h -prefix-timestamp"
     args = build_parser().parse_args([*words.split(), "python", "-c", "pass"])
-    assert (args.ssh_port, args.ssh_identity_file, args.network_interfaces) == (22, "key", "eth0")
+    assert (args.ssh_port, args.ssh_identity_file, args.option_NETWORK_INTERFACES) == (22, "key", "eth0")
     assert (args.hostfile, args.prefix_timestamp, args.command) == ("h", True, ["python", "-c", "pass"])
 
 
