@@ -8,13 +8,13 @@ import os
 import queue
 import secrets
 import shutil
-import signal
+import subprocess
 import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from ronde import _core
-from ronde.launcher import directory, frames
+from ronde.launcher import frames, sweep
 from ronde.launcher.errors import LaunchError
 from ronde.launcher.hosts import Host, is_local
 from ronde.launcher.links import Link
@@ -82,6 +82,7 @@ class Job:
         self._consequence = False  # the outcome's failure may be another's
         self._limit: Optional[float] = None  # when to stop waiting for the agents
         self._stopping = False
+        self._sweeps: list[subprocess.Popen[bytes]] = []  # that clean up on other hosts
         self._begun = False  # the agents were told to start the ranks
         self._next_sign: Optional[float] = time.monotonic()
 
@@ -112,10 +113,20 @@ class Job:
             limit = time.monotonic() + STOP_SECONDS
             for link in opened:
                 link.end(limit - time.monotonic())
+            self._end_sweeps()
             self.output.close(self._patience)
         if self.signal is not None and self.outcome.code == 0:
             self.outcome.code = 128 + self.signal
         return self.outcome
+
+    def _end_sweeps(self) -> None:
+        limit = time.monotonic() + sweep.SECONDS
+        for process in self._sweeps:
+            try:
+                process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def _patience(self) -> float:
         return OUTPUT_SECONDS if self.outcome.code or self.signal is not None else frames.READER_SECONDS
@@ -293,19 +304,14 @@ class Job:
                 link.process.kill()
 
     def _agent_lost(self, link: Link) -> None:
-        """The workers died with the agent; what they had started is in their process groups, unless it left these."""
         if link.over:
             return
         code = link.wait(1.0)
         if link.remote:
+            if link.pids:
+                self._sweeps.append(sweep.begin(self.spec.ssh, link.host, list(link.pids.values()), link.directory))
             return self._lost(link, self.spec.ssh.explain(code, link.said(), link.ready))
-        for pid in link.pids.values():
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        if link.directory is not None:
-            directory.remove(link.directory)
+        sweep.clean(list(link.pids.values()), link.directory)
         reason = "its agent ended unexpectedly" + (f": {how_it_ended(code)}" if code is not None else "")
         link.over = True
         self._tell_death(link, None, f"host {link.name}: {reason}", True)

@@ -17,11 +17,10 @@ from ronde.launcher.hosts import Host
 
 _CONNECT_SECONDS = 20.0
 
-# What the agent's Python runs: says the marker, takes the module path (a line), becomes the agent.
+# What Python runs there: says the marker, takes the module path (a line), goes on as `module`.
 _BOOT = (
     f"import os,sys;os.write(1,{frames.MARKER!r});"
     r'line=os.fsdecode(sys.stdin.buffer.raw.readline()[:-1]);sys.path[:1]=[p for p in line.split("\0") if p];'
-    "from ronde.launcher.agent import main;main(False)"
 ).replace("'", '"')
 
 
@@ -35,7 +34,7 @@ class Ssh:
     def interpreter(self) -> str:
         return self.python or sys.executable
 
-    def command(self, host: Host, limit: float, peer_timeout: float) -> list[str]:
+    def command(self, host: Host, limit: float, peer_timeout: float, module: str = "ronde.launcher.agent") -> list[str]:
         """``limit``: seconds for the start; ``peer_timeout``: seconds of silence after which the host counts as lost."""
         words = ["ssh", "-T", "-S", "none", "-o", "BatchMode=yes"]
         words += ["-o", f"ConnectTimeout={max(1, int(min(limit, _CONNECT_SECONDS)))}"]
@@ -46,14 +45,15 @@ class Ssh:
             words += ["-i", self.identity_file]
         if host.user is not None:
             words += ["-l", host.user]
-        return [*words, "--", host.name, f"exec {shlex.quote(self.interpreter)} -c {shlex.quote(_BOOT)}"]
+        boot = _BOOT + f"from {module} import main;main(False)"
+        return [*words, "--", host.name, f"exec {shlex.quote(self.interpreter)} -c {shlex.quote(boot)}"]
 
     def explain(self, code: Optional[int], said: str, ready: bool) -> str:
         """Why the agent's ssh ended; ``said``: the last that came on stderr, and on stdout before the marker."""
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         if ready:
-            return f"the connection to its agent ended: {last or f'ssh ended with code {code}'}"
+            return f"the connection to its agent ended: {last or 'the network failed, or the agent was killed'}"
         if code in (126, 127):
             return (
                 f"the Python interpreter {self.interpreter} cannot be started there (--python names another)"

@@ -94,7 +94,7 @@ class Bed:
         return self.start(host, *arguments, cwd=cwd, **env).end(seconds)
 
     def processes(self) -> list[tuple[psutil.Process, list[str]]]:
-        """All on the hosts but their idle sshds, with their command lines."""
+        """All on the hosts but their sshds (which keep a connection whose other end is gone), with their command lines."""
         found = []
         for name in self.names:
             listed = subprocess.run(
@@ -104,19 +104,19 @@ class Bed:
                 try:
                     process = psutil.Process(int(pid))
                     words = process.cmdline()
-                    if process.status() != psutil.STATUS_ZOMBIE and words and "[listener]" not in " ".join(words):
+                    if process.status() != psutil.STATUS_ZOMBIE and words and not words[0].startswith("sshd:"):
                         found.append((process, words))
                 except psutil.NoSuchProcess:
                     pass
         return found
 
-    def assert_empty(self, seconds: float = 5) -> None:
-        """Nothing is left on any host."""
+    def assert_empty(self, seconds: float = 5, files: bool = True) -> None:
+        """Nothing is left on any host; `files`: nor in their temporary directory."""
         limit = time.monotonic() + seconds
         while (left := self.processes()) and time.monotonic() < limit:
             time.sleep(0.05)
         assert not left, [words for _, words in left]
-        assert not list(TEMPORARY.iterdir())
+        assert not files or not list(TEMPORARY.iterdir())
 
     def repair(self) -> None:
         for launcher in self._launchers:

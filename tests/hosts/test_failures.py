@@ -71,7 +71,7 @@ def test_a_host_whose_processes_are_all_killed(bed: Bed, tmp_path: Path) -> None
     assert done.code == 1
     assert "host h2 (ranks 2, 3) was lost while the job ran" in done.summary
     assert "PeerLostError" in done.err
-    bed.assert_empty()
+    bed.assert_empty(files=False)  # the next agent on h2 removes what is left there
 
 
 @pytest.mark.parametrize("launcher", ["h1", "h3"])
