@@ -8,7 +8,7 @@ export CCACHE_DIR ?= $(CURDIR)/build/ccache
 
 MXNET := build/venv-mxnet/bin
 
-.PHONY: demo demo-mxnet test test-core test-python test-mxnet test-matrix lint sanitize bench bench-plots bench-peers \
+.PHONY: demo demo-mxnet test test-core test-python test-hosts test-mxnet test-matrix lint sanitize bench bench-plots bench-peers \
   bench-mxnet install install-mxnet clean
 
 demo: $(VENV)/.demo install
@@ -27,7 +27,12 @@ test-core: $(VENV)/.test
 
 test-python: $(VENV)/.test install
 	$(BIN)/python tools/make_options_page.py --check
-	$(BIN)/python -m pytest tests -q
+	$(BIN)/python -m pytest tests -q --ignore=tests/hosts
+
+# Several hosts, made of network namespaces; root is needed, elsewhere the tests say so and are skipped.
+test-hosts: $(VENV)/.test install
+	[ "$$(id -u)" != 0 ] || tools/need.sh ip sshd
+	$(BIN)/python -m pytest tests/hosts -q
 
 # MXNet needs an environment of its own. Its second engine runs everything at once.
 test-mxnet: install-mxnet
@@ -56,7 +61,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	tools/type_tree.sh build/types && cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ronde
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cc' '*.h')
-	$(BIN)/shellcheck .ci/run tools/*.sh
+	$(BIN)/shellcheck .ci/run tools/*.sh tests/hosts/hosts.sh
 	$(BIN)/python tools/check_layers.py
 
 # The C++ tests under the address (with undefined behaviour) and thread sanitizers.

@@ -44,5 +44,5 @@ def begin(ssh: Ssh, host: Host, pids: list[int], path: Optional[str]) -> subproc
 
 
 def main(_local: bool) -> None:
-    pids, path = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]
+    pids, path = json.loads(sys.stdin.readline())
     clean(pids, path)

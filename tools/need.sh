@@ -12,6 +12,8 @@ for what in "$@"; do
     venv) python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv" ;;
     libgomp) has_library libgomp.so.1 || missing="$missing libgomp1" ;;
     libquadmath) has_library libquadmath.so.0 || missing="$missing libquadmath0" ;;
+    ip) PATH=$PATH:/usr/sbin command -v ip >/dev/null || missing="$missing iproute2" ;;
+    sshd) PATH=$PATH:/usr/sbin command -v sshd >/dev/null || missing="$missing openssh-server openssh-client" ;;
     *) echo "need.sh: unknown tool $what" >&2; exit 2 ;;
   esac
 done

@@ -168,7 +168,7 @@ def test_a_wrong_key(bed: Bed, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=20)
     path = f"{tmp_path}:{os.environ['PATH']}"
     summary = refused(bed, "-i", str(key), "-H", "h1:1,h2:1", seconds=10, PATH=path)
-    assert "host h2: ssh cannot connect" in summary and "Permission denied (publickey)" in summary
+    assert "host h2: ssh cannot connect" in summary and "Permission denied (publickey" in summary
 
 
 SILENT = """

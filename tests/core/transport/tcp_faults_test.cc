@@ -188,6 +188,27 @@ TEST(Meeting, ARankIsNotItsOwnPeer) {
   EXPECT_EQ(Contains(Error(ConnectAll(job)[1]), {"rank 0"}), "");
 }
 
+TEST(Meeting, InterfacesAreChosenByNameAndNetwork) {
+  std::vector<InterfaceAddress> own = {{"eth0", "10.1.2.3", 16, false},
+                                       {"docker0", "172.17.0.1", 16, false},
+                                       {"eth1", "fd00::7", 64, false},
+                                       {"lo", "127.0.0.1", 8, true}};
+  auto chosen = [&](const std::string& wanted) {
+    auto found = ChooseInterfaces(own, wanted);
+    return found.ok() ? AddressesToPublish(found.value()) : std::vector<std::string>{found.error().message()};
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(chosen(""), (Texts{"10.1.2.3", "172.17.0.1", "fd00::7"}));
+  EXPECT_EQ(chosen("docker0"), (Texts{"172.17.0.1"}));
+  EXPECT_EQ(chosen("10.1.0.0/16"), (Texts{"10.1.2.3"}));
+  EXPECT_EQ(chosen("eth1,nothing,10.0.0.0/8"), (Texts{"10.1.2.3", "fd00::7"}));
+  EXPECT_EQ(chosen("fd00::/8"), (Texts{"fd00::7"}));
+  EXPECT_EQ(chosen("lo"), (Texts{"127.0.0.1"}));
+  for (const char* none : {"eth", "192.168.0.0/16", "10.1.0.0/x", "/8"}) {
+    EXPECT_NE(chosen(none)[0].find("eth0 10.1.2.3, docker0 172.17.0.1"), std::string::npos) << none;
+  }
+}
+
 TEST(Meeting, AddressesAreDialledInAUsefulOrder) {
   std::vector<InterfaceAddress> own = {{"eth0", "10.1.2.3", 16, false},
                                        {"docker0", "172.17.0.1", 16, false},
