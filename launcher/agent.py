@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 from ronde import _core
 from ronde.launcher import directory, frames
 from ronde.launcher.payload import get, put
-from ronde.launcher.processes import become_subreaper, descendants, die_with_parent, how_it_ended
+from ronde.launcher.processes import become_subreaper, descendants, die_with_parent, how_it_ended, machine
 from ronde.launcher.relay import VARIABLE, Relay
 from ronde.launcher.worker import Worker
 
@@ -276,7 +276,7 @@ class Agent:
         self.selector.register(0, selectors.EVENT_READ, "stdin")
         if self.patience is None:  # else it has been said
             os.write(1, frames.MARKER)
-        self.send({"type": "ready", "version": _core.__version__})
+        self.send({"type": "ready", "version": _core.__version__, "machine": machine()})
         started = False
         try:
             while not started or self.alive():

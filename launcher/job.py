@@ -110,6 +110,8 @@ class Job:
         finally:
             for link in opened:
                 link.close()
+                if link.remote and not link.ready:
+                    link.process.kill()  # ssh would wait for a host that does not answer
             limit = time.monotonic() + STOP_SECONDS
             for link in opened:
                 link.end(limit - time.monotonic())
@@ -186,9 +188,16 @@ class Job:
         kind = message["type"]
         if kind == "ready":
             link.ready = True
+            link.machine = message["machine"]
+            twin = next((each for each in self.links if each is not link and each.machine == link.machine), None)
             if message["version"] != _core.__version__:
                 self._fail(
                     1, None, f"host {link.name} has ronde {message['version']}, the launcher {_core.__version__}"
+                )
+            elif twin is not None:
+                names = sorted((twin.host.name, link.host.name))
+                self._fail(
+                    1, None, f"hosts {names[0]} and {names[1]} are the same machine: name it once, with all slots"
                 )
             elif all(each.ready for each in self.links):
                 self._begin()

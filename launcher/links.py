@@ -30,8 +30,8 @@ class Link:
         self.remote = False
         self.marked = False  # the agent's Python runs
         self.ready = False  # the agent does
+        self.machine: Optional[str] = None  # which it is, whatever its name
         self.over = False  # nothing more will come
-        self.started = False
         self.heard = time.monotonic()
         self.directory: Optional[str] = None
         self.pids: dict[int, int] = {}

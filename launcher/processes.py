@@ -22,6 +22,12 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
+def machine() -> str:
+    """Equal for processes that share this machine and its network."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below this one that have not ended."""
     children: dict[int, list[int]] = {}

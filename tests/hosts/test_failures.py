@@ -206,6 +206,17 @@ def test_a_shell_that_starts_nothing(bed: Bed, tmp_path: Path) -> None:
     assert summary == "ronderun: host h2 did not answer to ssh within 3 s"
 
 
+def test_a_machine_that_is_named_twice(bed: Bed) -> None:
+    summary = refused(bed, "-H", "h2:1,10.77.0.2:1", seconds=10)
+    assert summary == "ronderun: hosts 10.77.0.2 and h2 are the same machine: name it once, with all slots"
+
+
+def test_one_host_that_is_refused_beside_one_that_is_silent(bed: Bed) -> None:
+    bed.call("cut", "h3")
+    summary = refused(bed, "--python", "/no/such/python", "-H", "h2:1,h3:1", seconds=6)
+    assert "host h2: the Python interpreter /no/such/python" in summary
+
+
 def test_a_host_name_that_does_not_resolve(bed: Bed) -> None:
     summary = refused(bed, "-H", "h1:1,no-such-host.invalid:1", seconds=30)
     assert "host no-such-host.invalid: ssh cannot connect" in summary and "Could not resolve hostname" in summary
