@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ronde.torch._reducer import GradientReducer
 
 _STRIDED = torch.strided
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+_OWN_USES = 2  # a storage's uses by the one tensor that has it, and by the object that stands for it while it is asked
 
 
 class Sent(ABC):
@@ -39,12 +41,12 @@ class SentAgain(Sent):
     """A dense gradient that travels as it lies in memory: what most steps are made of. The object, and what the core needs
     to know, serve all steps as long as gradients are alike."""
 
-    __slots__ = ("_core", "_dtype", "_grad", "_param", "_process_set", "_set_number", "_shape")
+    __slots__ = ("_core", "_dtype", "_grad", "_param", "_process_set", "_set_number", "_shape", "_view")
 
     def __init__(self, gradient: Gradient, grad: torch.Tensor, reducer: GradientReducer) -> None:
         options = reducer.options
         prescale, postscale = reducer.scales
-        self._param = gradient.param
+        self._param, self._view = gradient.param, gradient.view
         self._grad: Optional[torch.Tensor] = None  # until it is stored; after an error, until the next start
         self._dtype, self._shape = grad.dtype, grad.shape
         self._process_set, self._set_number = options.process_set, set_id(options.process_set)
@@ -70,6 +72,7 @@ class SentAgain(Sent):
             and grad.dtype is self._dtype
             and grad.shape == self._shape
             and _is_memory(grad)
+            and (grad is self._view or not _is_shared(grad))
             and self._process_set.process_set_id == self._set_number
         ):
             return False
@@ -98,7 +101,7 @@ class SentOne(Sent):
         prescale, postscale = reducer.scales
         self._param, self._compression = gradient.param, options.compression
         self._grad: torch.Tensor = gradient.param.grad  # type: ignore[assignment]
-        tensor, self._context = self._compression.compress(self._grad)
+        tensor, self._context = self._compression.compress(_own_memory(self._grad, gradient.view))
         self._result = tensor
         self._handle = mpi_ops.allreduce_async_(
             tensor, None, reducer.name(gradient.name), options.op, prescale, postscale, options.process_set
@@ -126,7 +129,7 @@ class SentGroup(Sent):
                 f"the gradient of {gradients[0].name!r} is sparse and cannot be sent in a group: leave it "
                 "out of `groups` or use sparse_as_dense=True"
             )
-        pairs = [self._compression.compress(grad) for grad in self._grads]
+        pairs = [self._compression.compress(_own_memory(grad, each.view)) for grad, each in zip(self._grads, gradients)]
         self._contexts = [ctx for _, ctx in pairs]
         self._results = [tensor for tensor, _ in pairs]
         self._handle = mpi_ops.grouped_allreduce_async_(
@@ -176,6 +179,20 @@ def wait_for(sent: Sequence[Sent]) -> None:
 def _is_memory(grad: Any) -> bool:
     """Whether the core can reduce it where it is; of dtypes that are not complex."""
     return grad.is_cpu and grad.layout is _STRIDED and grad.is_contiguous() and not grad.is_neg()
+
+
+def _is_shared(grad: torch.Tensor) -> bool:
+    """Whether another tensor has the same storage. Autograd lets a gradient be a view of one that it still needs, or that
+    another parameter gets, too: `a.view(2, 3) + b.view(2, 3)` gives both parameters the same memory."""
+    return _use_count is None or _use_count(grad.untyped_storage()._cdata) > _OWN_USES
+
+
+def _own_memory(grad: torch.Tensor, view: Optional[torch.Tensor]) -> torch.Tensor:
+    """The gradient, or a copy of it where reducing it in place would change what others read before the backward pass has
+    ended. The reduced values are stored after that."""
+    if grad is view or not grad.is_cpu or grad.layout is not _STRIDED or not _is_shared(grad):
+        return grad
+    return grad.clone()
 
 
 def _store(param: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor) -> None:

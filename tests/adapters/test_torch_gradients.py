@@ -241,3 +241,44 @@ def test_an_optimizer_that_is_dropped_is_gone_at_once() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", [{}, {"op": hvd.Sum}, {"gradient_as_bucket_view": True}, {"groups": 1}], ids=str)
+def test_parameters_whose_gradients_share_memory(options: Any) -> None:
+    """Autograd gives both parameters views of one tensor: it must be reduced once for each, not twice."""
+    a, b = (torch.nn.Parameter(torch.zeros(6)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)], **options)
+    factor = 2 if options.get("op") == hvd.Sum else 1
+    for step in range(6):
+        optimizer.zero_grad()
+        ((a.view(2, 3) + b.view(2, 3)) * weights(hvd.rank(), step, (2, 3)).float()).sum().backward()
+        optimizer.synchronize()
+        for param in (a, b):
+            assert torch.equal(param.grad.double(), factor * mean(step, (6,)))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
+def test_a_gradient_that_the_backward_pass_still_reads(whole: bool) -> None:
+    """What comes later in the backward pass sees the rank's own gradient, not the reduced one."""
+    late, early = torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.zeros(4 if whole else 2, 3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([late, early], lr=1.0), [("late", late), ("early", early)])
+
+    def wait(grad: Any) -> Any:
+        hvd.barrier()  # meanwhile the early gradient is reduced
+        return grad * 1
+
+    for step in range(4):
+        optimizer.zero_grad()
+        slow = late * 1
+        slow.register_hook(wait)
+        other = early.view(1, 4, 3) if whole else torch.cat([early, torch.zeros(2, 3)]).view(1, 4, 3)
+        ((slow.unsqueeze(0) + other) * weights(hvd.rank(), step, (1, 4, 3)).float()).sum().backward()
+        optimizer.synchronize()
+        assert torch.equal(late.grad.double(), mean(step, (4, 3)))
+        assert torch.equal(early.grad.double(), mean(step, (4, 3))[: len(early)])
+        with optimizer.skip_synchronize():
+            optimizer.step()

@@ -22,7 +22,7 @@ constexpr double kCollapseSeconds = 0.25;
 Result SystemError(const std::string& what) { return Result(Code::kTransport, what + ": " + std::strerror(errno)); }
 
 std::size_t HeapOffset(std::size_t ring_bytes) {
-  return kShmHeaderBytes + (ring_bytes + kShmHeapAlign - 1) / kShmHeapAlign * kShmHeapAlign;
+  return (kShmHeaderBytes + ring_bytes + kShmHeapAlign - 1) / kShmHeapAlign * kShmHeapAlign;
 }
 
 // Room first: a store into a full file system would be a bus error.
