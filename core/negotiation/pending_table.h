@@ -34,7 +34,9 @@ struct EntryReport {
   void Clear();
   void Add(int rank, std::uint32_t variant, std::span<const std::int64_t> brought);
   std::uint32_t Add(const DefinitionPtr& definition);  // its index; equal definitions are one variant
-  std::span<const std::int64_t> ValuesOf(const Contribution& c) const { return {values.data() + c.first_value, c.num_values}; }
+  std::span<const std::int64_t> ValuesOf(const Contribution& c) const {
+    return {values.data() + c.first_value, c.num_values};
+  }
   void DropVariantsOfNobody();
   // Those of some rank, in the order of the variants.
   std::vector<Opinion> Opinions() const;
