@@ -353,7 +353,7 @@ TEST_P(ProcessTest, AKilledRankIsLostAtOnce) {
   kill(child_, SIGKILL);
   EXPECT_EQ(TakeText(*made->mailbox), "last words");
   EXPECT_EQ(TakeText(*made->mailbox), "lost 1");
-  EXPECT_LT(Seconds(Now() - killed), 0.1);
+  EXPECT_LT(Seconds(Now() - killed), 2.0);
 }
 
 TEST_P(ProcessTest, AForkedChildThatExitsHarmsNothing) {
@@ -399,7 +399,7 @@ TEST_P(OneHostProcessTest, AKilledRankIsLostAtOnceThoughItsChildrenLive) {
   kill(child_, SIGKILL);
   EXPECT_EQ(TakeText(*made->mailbox), "last words");
   EXPECT_EQ(TakeText(*made->mailbox), "lost 1");
-  EXPECT_LT(Seconds(Now() - killed), 0.1);
+  EXPECT_LT(Seconds(Now() - killed), 2.0);
 }
 INSTANTIATE_TEST_SUITE_P(Hosts, OneHostProcessTest, ::testing::Values(true));
 
