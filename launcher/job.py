@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import getpass
 import os
 import queue
@@ -128,7 +129,8 @@ class Job:
                 process.wait(max(0.0, limit - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
 
     def _patience(self) -> float:
         return OUTPUT_SECONDS if self.outcome.code or self.signal is not None else frames.READER_SECONDS
@@ -307,6 +309,7 @@ class Job:
             self.outcome.code = self.outcome.code or 1
         self.outcome.error += "; " if self.outcome.error else ""
         names = ", ".join(link.name for link in late)
+        self.outcome.error += "; " if self.outcome.error else ""
         self.outcome.error += f"the agent on host {names} did not end the ranks in time"
         for link in late:
             if link.remote:

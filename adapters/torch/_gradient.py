@@ -116,7 +116,8 @@ class Gradient:
     def prepare(self, reducer: GradientReducer) -> None:
         """What send_again() needs from now on, if the gradient allows it."""
         grad = self.param.grad
-        self._again = SentAgain(self, grad, reducer) if grad is not None and SentAgain.can_send(grad, reducer) else None
+        can_send = grad is not None and SentAgain.can_send(grad, self.view, reducer)
+        self._again = SentAgain(self, grad, reducer) if can_send else None  # type: ignore[arg-type]
 
     def forget_engine(self) -> None:
         self._again = None

@@ -56,13 +56,14 @@ class SentAgain(Sent):
         )  # fmt: skip
 
     @staticmethod
-    def can_send(grad: torch.Tensor, reducer: GradientReducer) -> bool:
+    def can_send(grad: torch.Tensor, view: Optional[torch.Tensor], reducer: GradientReducer) -> bool:
         """Whether such an object can be made for this gradient."""
         return (
             isinstance(reducer.options.compression, NoneCompressor)
             and grad.dtype in NUMBERS
             and not grad.dtype.is_complex  # could be conjugate, which start() does not ask
             and _is_memory(grad)
+            and (grad is view or not _is_shared(grad))
         )
 
     def start(self, grad: Optional[torch.Tensor]) -> bool:

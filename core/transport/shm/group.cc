@@ -114,7 +114,7 @@ Expected<std::shared_ptr<ShmPart>> CreateShmPart(const ShmConfig& config) {
     unlink(where.c_str());
   }
   const std::size_t heap_offset = HeapOffset(config.ring_bytes);
-  RONDE_RETURN_IF_ERROR(Reserve(part->descriptor, 0, heap_offset, where));
+  RONDE_RETURN_IF_ERROR(Reserve(part->descriptor, 0, kShmHeaderBytes + config.ring_bytes, where));
   if (ftruncate(part->descriptor, static_cast<off_t>(heap_offset + config.heap_bytes)) != 0) {
     return SystemError("cannot make room for a heap in " + where);
   }

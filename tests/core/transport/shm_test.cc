@@ -208,6 +208,18 @@ TEST_P(ShmProcessTest, ForkedChildrenDoNotInheritTheMappings) {
   }
 }
 
+TEST(ShmTest, LargeLentMemoryBeginsWhereAHugePageCan) {
+  ShmConfig config = ConfigOf(0, true);
+  config.heap_bytes = 2 * SharedHeap::kHugePage;
+  auto part = CreateShmPart(config);
+  ASSERT_TRUE(part.ok());
+  auto segment = CreateShmSegment(part.value(), {0}, {ShmDescriptor(*part.value())});
+  ASSERT_TRUE(segment.ok());
+  auto made = segment.value()->heap()->Allocate(SharedHeap::kHugePage);
+  ASSERT_TRUE(made.ok()) << made.error().message();
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(made.value()) % SharedHeap::kHugePage, 0u);
+}
+
 TEST(ShmTest, AMemfdCannotShrinkUnderTheOthers) {
   auto part = CreateShmPart(ConfigOf(0, true));
   ASSERT_TRUE(part.ok());
